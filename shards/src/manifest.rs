@@ -371,7 +371,9 @@ impl Manifest {
 }
 
 fn format_of(map: &[(Value, Value)]) -> Option<u32> {
-    let (_, value) = map.iter().find(|(key, _)| key.as_text() == Some("format"))?;
+    let (_, value) = map
+        .iter()
+        .find(|(key, _)| key.as_text() == Some("format"))?;
     u32::try_from(i128::from(value.as_integer()?)).ok()
 }
 
