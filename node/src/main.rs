@@ -1,1 +1,5 @@
-fn main() {}
+//! The `skein` program. Everything is in the library; this is only its door.
+
+fn main() -> std::process::ExitCode {
+    skein::cli::run()
+}
