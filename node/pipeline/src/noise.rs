@@ -1,0 +1,70 @@
+//! Noise that depends on nothing but what is sampled: seed, choice, position, token.
+//!
+//! A Gumbel variate `-ln(-ln u)` is added to each scaled logit and the largest sum wins, which draws
+//! from the softmax (Gumbel 1954; the "Gumbel-max trick"). Because the variate is a pure function of
+//! its key, it does not matter which machine samples, in which order, or whether a draft sampled the
+//! position before: the same logits give the same token.
+//!
+//! Integers are mixed by the finaliser of SplitMix64 (Steele, Lea, Flood 2014); logarithms are
+//! `libm`'s, compiled from Rust, so that every platform gets the same bits.
+
+/// The noise of all tokens at one position of one choice of one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Noise {
+    key: u64,
+}
+
+/// SplitMix64's increment: the golden ratio in 64 bits.
+const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// No variate is larger: `-ln(-ln(1 - 2^-53))` is 36.7.
+pub const LARGEST: f64 = 37.0;
+
+impl Noise {
+    /// Noise for the token that will stand at `position`.
+    pub fn new(seed: u64, choice: u32, position: u32) -> Self {
+        let place = (u64::from(choice) << 32) | u64::from(position);
+        // Mixed twice, so that neighbouring positions do not share a SplitMix64 stream.
+        let key = mix(mix(seed.wrapping_add(GOLDEN)) ^ mix(place.wrapping_mul(GOLDEN)));
+        Self { key }
+    }
+
+    fn bits(self, token: u32) -> u64 {
+        mix(self.key.wrapping_add(u64::from(token).wrapping_mul(GOLDEN)))
+    }
+
+    /// The token's variate.
+    pub fn gumbel(self, token: u32) -> f64 {
+        gumbel(self.bits(token))
+    }
+
+    /// The token's variate if it may exceed `needed`; `None` proves that it does not, mostly without
+    /// a logarithm.
+    pub fn gumbel_above(self, token: u32, needed: f64) -> Option<f64> {
+        let bits = self.bits(token);
+        // -ln u >= 1 - u, hence the variate is at most -ln(1 - u); and with k leading ones in u,
+        // 1 - u is at least 2^-(k + 1). The margin covers rounding.
+        let at_most = f64::from(bits.leading_ones() + 1) * std::f64::consts::LN_2 + 1e-9;
+        if at_most < needed {
+            return None;
+        }
+        Some(gumbel(bits))
+    }
+}
+
+fn gumbel(bits: u64) -> f64 {
+    // 52 bits and a half: strictly between 0 and 1, and exact.
+    let uniform = ((bits >> 12) as f64 + 0.5) * (1.0 / (1u64 << 52) as f64);
+    -libm::log(-libm::log(uniform))
+}
+
+fn mix(mut bits: u64) -> u64 {
+    bits ^= bits >> 30;
+    bits = bits.wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    bits ^= bits >> 27;
+    bits = bits.wrapping_mul(0x94D0_49BB_1331_11EB);
+    bits ^ (bits >> 31)
+}
+
+#[cfg(test)]
+mod tests;

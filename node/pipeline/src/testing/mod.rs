@@ -1,0 +1,1 @@
+//! A fake engine and a line in simulated time, for tests of this and other crates.
