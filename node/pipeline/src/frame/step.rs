@@ -212,6 +212,11 @@ impl StepFrame {
         self.hidden_width
     }
 
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn set_hidden_width(&mut self, width: usize) {
+        self.hidden_width = width;
+    }
+
     /// Whether any row asks for its logits.
     pub fn wants_logits(&self) -> bool {
         self.wants_logits

@@ -49,7 +49,7 @@ impl StepFrame {
         written
     }
 
-    fn encode_tables(&self, hidden_width: usize, out: &mut Vec<u8>) {
+    pub(crate) fn encode_tables(&self, hidden_width: usize, out: &mut Vec<u8>) {
         out.put_u64(self.line);
         out.put_u64(self.epoch);
         out.put_u64(self.step);
