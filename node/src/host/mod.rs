@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 use crate::wire::{self, kind};
-use crate::worker::{DeviceReport, LoadReport, LoadSpec};
+use crate::worker::{LoadReport, LoadSpec, ProbeReport};
 use stderr::StderrTail;
 
 /// Compiling a large stage on a slow machine takes minutes, not more.
@@ -134,15 +134,17 @@ impl WorkerProcess {
 }
 
 /// Asks a fresh worker which devices there are; with `calibrate`, how fast each is.
-pub async fn probe_devices(
+pub async fn probe(
     executable: &Path,
     libs_dir: &Path,
     cache_dir: &Path,
     calibrate: bool,
-) -> Result<Vec<DeviceReport>, WorkerError> {
+) -> Result<ProbeReport, WorkerError> {
     let mut command = Command::new(executable);
-    command.arg("worker").arg("--libs").arg(libs_dir).arg("--cache").arg(cache_dir);
-    command.arg(if calibrate { "--calibrate" } else { "--devices" });
+    command.arg("worker").arg("--probe").arg("--libs").arg(libs_dir).arg("--cache").arg(cache_dir);
+    if calibrate {
+        command.arg("--calibrate");
+    }
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -166,7 +168,7 @@ pub async fn probe_devices(
     }
     drop(input);
     match serde_json::from_slice(&text) {
-        Ok(devices) => Ok(devices),
+        Ok(report) => Ok(report),
         Err(_) => Err(WorkerError::Ended(process.end_reason().await)),
     }
 }

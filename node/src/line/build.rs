@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::future::{join_all, try_join_all};
+use serde::{Deserialize, Serialize};
 use tokio::io::WriteHalf;
 use tokio::sync::mpsc;
 
@@ -29,7 +30,7 @@ const QUEUE: usize = 64;
 const LOCAL_PIPE_BYTES: usize = 1 << 16;
 
 /// One stage as it was planned.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OrderedStage {
     pub peer: String,
     pub name: String,

@@ -42,10 +42,10 @@ pub struct LoadSpec {
     pub kv: Option<String>,
     /// Inference precision hint such as `f32`; `None` takes the numerics' default.
     pub inference_precision: Option<String>,
+    /// Positions that the model has.
+    pub context: u32,
     /// The line this stage belongs to; frames of any other are refused.
     pub line: u64,
-    /// The epoch in force when the stage was loaded.
-    pub epoch: u64,
     /// Logits may leave this worker in debug chunks.
     pub allow_logits: bool,
 }
@@ -82,4 +82,12 @@ pub struct DeviceReport {
     pub class: String,
     /// Weight bytes streamed a second in one decode row of a synthetic layer, once measured.
     pub bytes_per_s: Option<f64>,
+}
+
+/// What `skein worker --probe` prints.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ProbeReport {
+    /// OpenVINO's own version string.
+    pub version: String,
+    pub devices: Vec<DeviceReport>,
 }
