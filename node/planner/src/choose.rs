@@ -33,7 +33,7 @@ pub const EXACT_CANDIDATES: usize = 12;
 /// Lines whose cost differs by less count as equally fast.
 pub const TOLERANCE_PERCENT: u128 = 10;
 /// Deeper than any model there is; bounds the search's memory on a malformed manifest.
-pub const MAX_LAYERS: usize = 1_024;
+pub const MAX_LAYERS: usize = 256;
 
 /// Finds who carries which layers.
 pub fn plan(model: &ModelShape, candidates: &[Candidate], wish: &Wish) -> Result<Plan, Refusal> {
@@ -73,7 +73,7 @@ fn check(model: &ModelShape, wish: &Wish) -> Result<(), Refusal> {
     match wish.nodes {
         _ if model.layer_bytes.is_empty() => Err(Refusal::Invalid("the model has no layers")),
         _ if model.layer_bytes.len() > MAX_LAYERS => {
-            Err(Refusal::Invalid("the model has more than 1,024 layers"))
+            Err(Refusal::Invalid("the model has more than 256 layers"))
         }
         _ if total.is_none() => Err(Refusal::Invalid("the model's sizes overflow")),
         _ if wish.ctx == 0 => Err(Refusal::Invalid("a context of no tokens")),

@@ -232,8 +232,8 @@ impl<'a> Ground<'a> {
                 *cell = Cell {
                     cost: total,
                     start: leg.layers.start,
-                    machine: machine as u16,
-                    device: device as u16,
+                    machine: machine as u32,
+                    device: device as u32,
                 };
             }
         };
@@ -407,8 +407,8 @@ pub(crate) struct Lines {
 struct Cell {
     cost: i128,
     start: u32,
-    machine: u16,
-    device: u16,
+    machine: u32,
+    device: u32,
 }
 
 impl Cell {
@@ -450,8 +450,8 @@ impl Lines {
         while set != 0 {
             let cell = self.cells[set * self.width + end];
             line.push(Leg {
-                machine: usize::from(cell.machine),
-                device: usize::from(cell.device),
+                machine: cell.machine as usize,
+                device: cell.device as usize,
                 layers: cell.start..end as u32,
             });
             end = cell.start as usize;
