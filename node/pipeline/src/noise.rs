@@ -24,13 +24,15 @@ impl Noise {
     /// Noise for the token that will stand at `position`.
     pub fn new(seed: u64, choice: u32, position: u32) -> Self {
         let place = (u64::from(choice) << 32) | u64::from(position);
-        // Mixed twice, so that neighbouring positions do not share a SplitMix64 stream.
-        let key = mix(mix(seed.wrapping_add(GOLDEN)) ^ mix(place.wrapping_mul(GOLDEN)));
+        // Mixed once more, so that neighbouring positions do not share a SplitMix64 stream.
+        let start = mix(seed.wrapping_add(GOLDEN));
+        let key = mix(start.wrapping_add(place.wrapping_add(1).wrapping_mul(GOLDEN)));
         Self { key }
     }
 
     fn bits(self, token: u32) -> u64 {
-        mix(self.key.wrapping_add(u64::from(token).wrapping_mul(GOLDEN)))
+        let count = u64::from(token) + 1;
+        mix(self.key.wrapping_add(count.wrapping_mul(GOLDEN)))
     }
 
     /// The token's variate.

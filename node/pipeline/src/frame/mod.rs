@@ -123,6 +123,8 @@ mod sampled;
 mod step;
 mod step_codec;
 
+pub(crate) use step::chain_parent;
+
 pub use error::FrameError;
 pub use hidden::{HiddenType, bf16_from_f32, f32_from_bf16, first_not_finite};
 pub use logits::{LogitsChunk, decode_fault, encode_fault};

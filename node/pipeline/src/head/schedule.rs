@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::{Head, MAX_ACTIVE, Sequence};
 use crate::frame::{
-    MAX_SEQUENCES, NO_PARENT, Row, SampledFrame, SequenceBegin, SequenceRows, StepFrame,
+    MAX_SEQUENCES, Row, SampledFrame, SequenceBegin, SequenceRows, StepFrame, chain_parent,
 };
 
 /// A frame on its way.
@@ -173,9 +173,7 @@ impl Head {
             self.rows.push(Row {
                 token: sequence.tokens[(first + index).min(end - 1)],
                 position: (first + index) as u32,
-                parent: index
-                    .checked_sub(1)
-                    .map_or(NO_PARENT, |parent| parent as u16),
+                parent: chain_parent(index),
                 flags,
             });
         }
