@@ -1,0 +1,207 @@
+//! Who is there, what they say about themselves, and how far away they are.
+//!
+//! Pure: `now` comes in. Nothing here is persisted (that is the [`book`](crate::book)) and nothing is decided from it:
+//! planning is not in this crate.
+
+use crate::advert::{Advert, Verified};
+use libp2p::{Multiaddr, PeerId};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Peers remembered at once: the largest fleet.
+const MAX_PEERS: usize = 1_024;
+/// A peer that is gone for so long is no longer shown.
+const FORGET_AFTER: Duration = Duration::from_secs(60 * 60);
+/// Addresses kept per peer.
+const MAX_ADDRESSES: usize = 16;
+/// Weight of a new round-trip time against the average.
+const RTT_WEIGHT: f64 = 0.25;
+
+/// What is known about one other member.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PeerEntry {
+    /// Its id.
+    pub peer: PeerId,
+    /// What it calls itself, or what its certificate does.
+    pub name: String,
+    /// Whether a connection is open.
+    pub connected: bool,
+    /// Whether its advert is alive; `false` also when there is none.
+    pub fresh: bool,
+    /// Smoothed round-trip time over the open connection.
+    pub rtt: Option<Duration>,
+    /// Where it can be reached: the address it is connected at first.
+    pub addresses: Vec<Multiaddr>,
+    /// Since when nothing was heard from it.
+    pub silent_for: Duration,
+    /// The last advert, alive or not.
+    pub advert: Option<Arc<Advert>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    name: String,
+    connected: bool,
+    rtt: Option<Duration>,
+    addresses: Vec<Multiaddr>,
+    last_heard: Instant,
+    advert: Option<(Arc<Advert>, Instant)>,
+    /// What [`Directory::expire`] last reported.
+    was_fresh: bool,
+}
+
+impl Entry {
+    fn is_fresh(&self, now: Instant) -> bool {
+        self.advert.as_ref().is_some_and(|(advert, received)| {
+            now.saturating_duration_since(*received) < Duration::from_secs(advert.lifetime_s.into())
+        })
+    }
+}
+
+/// What became of an advert.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Heard {
+    /// It says something new.
+    News,
+    /// It is newer and says the same.
+    Refresh,
+    /// It is not newer than what is known.
+    Stale,
+}
+
+/// The directory of one agent.
+#[derive(Debug, Default)]
+pub(crate) struct Directory {
+    entries: BTreeMap<PeerId, Entry>,
+}
+
+impl Directory {
+    pub(crate) fn connected(&mut self, peer: PeerId, name: &str, address: Multiaddr, now: Instant) {
+        if let Some(entry) = self.entry(peer, name, now) {
+            entry.connected = true;
+            entry.last_heard = now;
+            put_first(&mut entry.addresses, address);
+        }
+    }
+
+    pub(crate) fn disconnected(&mut self, peer: PeerId, now: Instant) {
+        if let Some(entry) = self.entries.get_mut(&peer) {
+            entry.connected = false;
+            entry.rtt = None;
+            entry.last_heard = now;
+        }
+    }
+
+    pub(crate) fn round_trip(&mut self, peer: PeerId, rtt: Duration, now: Instant) {
+        if let Some(entry) = self.entries.get_mut(&peer) {
+            entry.last_heard = now;
+            entry.rtt = Some(match entry.rtt {
+                None => rtt,
+                Some(average) => average.mul_f64(1.0 - RTT_WEIGHT) + rtt.mul_f64(RTT_WEIGHT),
+            });
+        }
+    }
+
+    /// The address `peer` is connected at.
+    pub(crate) fn connected_at(&self, peer: PeerId) -> Option<&Multiaddr> {
+        let entry = self.entries.get(&peer).filter(|entry| entry.connected)?;
+        entry.addresses.first()
+    }
+
+    pub(crate) fn reachable_at(&mut self, peer: PeerId, address: Multiaddr) {
+        if let Some(entry) = self.entries.get_mut(&peer)
+            && !entry.addresses.contains(&address)
+            && entry.addresses.len() < MAX_ADDRESSES
+        {
+            entry.addresses.push(address);
+        }
+    }
+
+    /// Takes in a verified advert. `from_author`: the author itself sent it over its own connection, so it cannot be a
+    /// replay and counts even if its sequence went back, as it does when a machine's clock was wrong.
+    pub(crate) fn heard(&mut self, verified: Verified, from_author: bool, now: Instant) -> Heard {
+        let Verified { author, advert } = verified;
+        let Some(entry) = self.entry(author.peer, &author.name, now) else {
+            return Heard::Stale;
+        };
+        let news = match &entry.advert {
+            Some((known, _)) if advert.sequence <= known.sequence && !from_author => {
+                return Heard::Stale;
+            }
+            Some((known, _)) => known.body != advert.body || !entry.is_fresh(now),
+            None => true,
+        };
+        if !advert.body.name.is_empty() {
+            entry.name.clone_from(&advert.body.name);
+        }
+        let claimed: Vec<_> = advert.addresses().collect();
+        entry.advert = Some((Arc::new(advert), now));
+        entry.last_heard = now;
+        entry.was_fresh = true;
+        // The author knows its addresses best; the one in use stays first.
+        let in_use = entry.addresses.first().filter(|_| entry.connected).cloned();
+        if !claimed.is_empty() {
+            entry.addresses = claimed;
+            entry.addresses.truncate(MAX_ADDRESSES);
+        }
+        if let Some(address) = in_use {
+            put_first(&mut entry.addresses, address);
+        }
+        if news { Heard::News } else { Heard::Refresh }
+    }
+
+    /// Lets adverts and long-gone peers lapse; whether anybody would notice.
+    pub(crate) fn expire(&mut self, now: Instant) -> bool {
+        let before = self.entries.len();
+        self.entries.retain(|_, entry| {
+            entry.connected || now.saturating_duration_since(entry.last_heard) < FORGET_AFTER
+        });
+        let mut changed = self.entries.len() != before;
+        for entry in self.entries.values_mut() {
+            let fresh = entry.is_fresh(now);
+            changed |= std::mem::replace(&mut entry.was_fresh, fresh) != fresh;
+        }
+        changed
+    }
+
+    /// Everybody, by peer id.
+    pub(crate) fn snapshot(&self, now: Instant) -> Vec<PeerEntry> {
+        self.entries
+            .iter()
+            .map(|(peer, entry)| PeerEntry {
+                peer: *peer,
+                name: entry.name.clone(),
+                connected: entry.connected,
+                fresh: entry.is_fresh(now),
+                rtt: entry.rtt,
+                addresses: entry.addresses.clone(),
+                silent_for: now.saturating_duration_since(entry.last_heard),
+                advert: entry.advert.as_ref().map(|(advert, _)| advert.clone()),
+            })
+            .collect()
+    }
+
+    fn entry(&mut self, peer: PeerId, name: &str, now: Instant) -> Option<&mut Entry> {
+        if self.entries.len() >= MAX_PEERS && !self.entries.contains_key(&peer) {
+            return None;
+        }
+        Some(self.entries.entry(peer).or_insert_with(|| Entry {
+            name: name.to_owned(),
+            connected: false,
+            rtt: None,
+            addresses: Vec::new(),
+            last_heard: now,
+            advert: None,
+            was_fresh: false,
+        }))
+    }
+}
+
+fn put_first(addresses: &mut Vec<Multiaddr>, address: Multiaddr) {
+    addresses.retain(|known| *known != address);
+    addresses.insert(0, address);
+    addresses.truncate(MAX_ADDRESSES);
+}
