@@ -114,6 +114,7 @@ pub struct Head {
     active: BTreeMap<u64, Sequence>,
     next_sequence: u64,
     next_step: u64,
+    next_turn: u64,
     in_flight: VecDeque<Flight>,
     /// Sequences that the tail has to forget.
     ended: VecDeque<u64>,
@@ -166,6 +167,7 @@ impl Head {
             active: BTreeMap::new(),
             next_sequence: 0,
             next_step: 0,
+            next_turn: 0,
             in_flight: VecDeque::new(),
             ended: VecDeque::new(),
             events: VecDeque::new(),

@@ -63,7 +63,10 @@ impl Head {
         self.frame.fixed_rows = self.config.fixed_rows.unwrap_or(0);
         self.frame.hidden = self.config.hidden;
         let mut parts = Vec::new();
-        self.add_decodes(most_rows, &mut parts);
+        self.add_decodes(
+            most_rows - self.rows_kept_for_prompts(most_rows),
+            &mut parts,
+        );
         self.add_prefills(most_rows, &mut parts);
         if parts.is_empty() {
             return None;
@@ -97,6 +100,22 @@ impl Head {
         }
     }
 
+    /// Rows that decoding leaves to prompts while there are any, so that many decoders cannot keep a
+    /// prompt out for good: a quarter, or where that is less than any sequence needs, all that one
+    /// needs in every other frame.
+    fn rows_kept_for_prompts(&self, most_rows: usize) -> usize {
+        let needed = 1 + usize::from(self.config.fixed_rows.is_some());
+        if !self.active.values().any(Sequence::prefills) {
+            0
+        } else if most_rows / 4 >= needed {
+            most_rows / 4
+        } else if self.next_step.is_multiple_of(2) {
+            needed
+        } else {
+            0
+        }
+    }
+
     /// Rows of sequences that decode, those first that have waited longest; no more than their share
     /// of the frames that the line can work on at once.
     fn add_decodes(&mut self, most_rows: usize, parts: &mut Vec<FlightPart>) {
@@ -108,7 +127,7 @@ impl Head {
             }
             decoding += 1;
             if sequence.decodes() && sequence.in_flight == 0 {
-                self.ready.push((sequence.last_step, *id));
+                self.ready.push((sequence.last_turn, *id));
             }
         }
         self.ready.sort_unstable();
@@ -201,7 +220,8 @@ impl Head {
         sequence.begun = true;
         sequence.fed = end;
         sequence.in_flight += 1;
-        sequence.last_step = self.next_step;
+        sequence.last_turn = self.next_turn;
+        self.next_turn += 1;
         parts.push(FlightPart {
             sequence: id,
             first_slot: first as u32,

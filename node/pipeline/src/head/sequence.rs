@@ -17,8 +17,8 @@ pub(super) struct Sequence {
     pub fed: usize,
     /// Frames in flight with rows of it.
     pub in_flight: usize,
-    /// Step it was last part of, for turns.
-    pub last_step: u64,
+    /// Grows with every part of a frame that anyone gets: who has waited longest.
+    pub last_turn: u64,
     /// Whether the tail of this epoch knows it.
     pub begun: bool,
     /// Its last event is out; it waits for its frames.
@@ -35,7 +35,7 @@ impl Sequence {
             limit,
             fed: 0,
             in_flight: 0,
-            last_step: 0,
+            last_turn: 0,
             begun: false,
             finished: false,
             table,
@@ -61,7 +61,7 @@ impl Sequence {
     pub fn rewind(&mut self) {
         self.fed = 0;
         self.in_flight = 0;
-        self.last_step = 0;
+        self.last_turn = 0;
         self.begun = false;
     }
 
