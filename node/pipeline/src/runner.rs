@@ -49,13 +49,21 @@ impl<E: Engine> StageRunner<E> {
         last: bool,
         allow_logits: bool,
     ) -> Result<Self, FrameError> {
+        let stage = Stage::new(config)?;
+        // Block lists grow with every block that a sequence fills; room for the whole pool, a few
+        // KiB, keeps that out of the steps.
+        let blocks = config.blocks as usize + 1;
+        let mut frame = StepFrame::default();
+        frame.reserve_blocks(blocks);
+        let mut inputs = StepInputs::default();
+        inputs.block_indices.reserve(blocks);
         Ok(Self {
             engine,
-            stage: Stage::new(config)?,
+            stage,
             tail: last.then(|| Tail::new(config.vocab, config.context)),
             allow_logits,
-            frame: StepFrame::default(),
-            inputs: StepInputs::default(),
+            frame,
+            inputs,
             sampled: SampledFrame::default(),
             chunk: LogitsChunk::default(),
         })

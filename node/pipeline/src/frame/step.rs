@@ -144,6 +144,11 @@ impl StepFrame {
         self.wants_logits = false;
     }
 
+    /// Makes room for block ids, so that a table that grows does not.
+    pub(crate) fn reserve_blocks(&mut self, blocks: usize) {
+        self.blocks.reserve(blocks);
+    }
+
     /// Appends one sequence; an error leaves the frame as it was.
     pub fn push(&mut self, part: SequenceRows<'_>) -> Result<(), FrameError> {
         let history = part.begin.map_or(&[][..], |begin| begin.history);
