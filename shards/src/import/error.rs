@@ -2,16 +2,18 @@
 
 use std::io;
 
+use crate::store::StoreError;
+
 /// One sentence for people, and [`ImportError::hint`] for what to do about it.
 ///
-/// Everything but [`ImportError::Read`], [`ImportError::Write`] and [`ImportError::Cancelled`] says
+/// Everything but [`ImportError::Read`], [`ImportError::Store`] and [`ImportError::Cancelled`] says
 /// that the file is not one that we can run.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
     #[error("the file cannot be read: {0}")]
     Read(#[source] io::Error),
     #[error("the model cannot be stored: {0}")]
-    Write(#[source] io::Error),
+    Store(#[from] StoreError),
     #[error("the import was cancelled")]
     Cancelled,
     #[error("the file is not GGUF")]
@@ -60,8 +62,6 @@ pub enum ImportError {
     RopeScaling(String),
     #[error("the tokenizer is not supported: {0}")]
     Tokenizer(String),
-    #[error("the model's description contradicts itself: {0}")]
-    Manifest(String),
 }
 
 impl ImportError {
@@ -69,13 +69,13 @@ impl ImportError {
     pub fn hint(&self) -> &'static str {
         match self {
             Self::Read(_) => "check that the path is right and that you may read the file",
-            Self::Write(_) => "check the free space and the permissions of the store's folder",
+            Self::Store(_) => "check the free space and the permissions of the store's folder",
             Self::Cancelled => "nothing was kept; start the import again when you like",
             Self::NotGguf => "give a file that ends in .gguf; other formats cannot be imported yet",
             Self::Version(_) => "versions 2 and 3 can be read; convert the model again",
             Self::BigEndian => "convert the model to little-endian order",
             Self::Truncated(_) => "the download is probably incomplete; fetch the file again",
-            Self::Malformed(_) | Self::MissingKey(_) | Self::NotFinite(_) | Self::Manifest(_) => {
+            Self::Malformed(_) | Self::MissingKey(_) | Self::NotFinite(_) => {
                 "the file is damaged or was written by a faulty converter; fetch it again"
             }
             Self::TooMuch { .. } => "no known model needs that much; fetch the file again",
