@@ -17,9 +17,6 @@ pub struct Noise {
 /// SplitMix64's increment: the golden ratio in 64 bits.
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// No variate is larger: `-ln(-ln(1 - 2^-53))` is 36.7.
-pub const LARGEST: f64 = 37.0;
-
 impl Noise {
     /// Noise for the token that will stand at `position`.
     pub fn new(seed: u64, choice: u32, position: u32) -> Self {
@@ -40,19 +37,30 @@ impl Noise {
         gumbel(self.bits(token))
     }
 
-    /// The token's variate if it may exceed `needed`; `None` proves that it does not, mostly without
-    /// a logarithm.
-    pub fn gumbel_above(self, token: u32, needed: f64) -> Option<f64> {
+    /// The token's variate if its class, from [`CLASS_BOUNDS`], is one that may still win; a class
+    /// costs no logarithm.
+    pub fn gumbel_if(self, token: u32, may_win: impl FnOnce(usize) -> bool) -> Option<f64> {
         let bits = self.bits(token);
-        // -ln u >= 1 - u, hence the variate is at most -ln(1 - u); and with k leading ones in u,
-        // 1 - u is at least 2^-(k + 1). The margin covers rounding.
-        let at_most = f64::from(bits.leading_ones() + 1) * std::f64::consts::LN_2 + 1e-9;
-        if at_most < needed {
-            return None;
-        }
-        Some(gumbel(bits))
+        may_win(bits.leading_ones() as usize).then(|| gumbel(bits))
     }
 }
+
+/// What a variate cannot exceed, by the leading ones of its hash.
+///
+/// `-ln u >= 1 - u`, hence the variate is at most `-ln(1 - u)`; and with `k` leading ones `1 - u` is
+/// at least `2^-(k + 1)`, which makes that `(k + 1) ln 2`.
+pub static CLASS_BOUNDS: [f64; CLASSES] = {
+    let mut bounds = [0.0; CLASSES];
+    let mut ones = 0;
+    while ones < CLASSES {
+        bounds[ones] = (ones + 1) as f64 * std::f64::consts::LN_2;
+        ones += 1;
+    }
+    bounds
+};
+
+/// Numbers of leading ones that 64 bits may have.
+pub const CLASSES: usize = 65;
 
 fn gumbel(bits: u64) -> f64 {
     // 52 bits and a half: strictly between 0 and 1, and exact.

@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::{
     frame::MAX_TOP,
-    noise::{LARGEST, Noise},
+    noise::{CLASS_BOUNDS, CLASSES, Noise},
 };
 
 /// How the tokens of a sequence are chosen.
@@ -173,19 +173,26 @@ fn logprob(logit: f32, normaliser: f64) -> f32 {
 
 /// Index of the largest logit, the lowest among equals.
 fn largest(logits: &[f32]) -> Result<usize, NotFinite> {
-    let mut best = 0;
-    let mut most = *logits.first().ok_or(NotFinite)?;
-    for (token, logit) in logits.iter().enumerate() {
-        if *logit > most {
-            most = *logit;
-            best = token;
+    // Lane by lane for wide registers; a maximum does not depend on the order.
+    let (groups, rest) = logits.as_chunks::<LANES>();
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for group in groups {
+        for (lane, logit) in lanes.iter_mut().zip(group) {
+            *lane = if *logit > *lane { *logit } else { *lane };
         }
     }
-    if most.is_finite() {
-        Ok(best)
-    } else {
-        Err(NotFinite)
+    let most = lanes
+        .iter()
+        .chain(rest)
+        .copied()
+        .fold(f32::NEG_INFINITY, f32::max);
+    if !most.is_finite() {
+        return Err(NotFinite);
     }
+    logits
+        .iter()
+        .position(|logit| *logit == most)
+        .ok_or(NotFinite)
 }
 
 fn largest_with_noise(logits: &[f32], temperature: f32, best: usize, noise: Noise) -> usize {
@@ -193,51 +200,53 @@ fn largest_with_noise(logits: &[f32], temperature: f32, best: usize, noise: Nois
     let scaled = |token: usize| f64::from(logits[token]) / temperature;
     let mut winner = best;
     let mut score = scaled(best) + noise.gumbel(best as u32);
-    // In f32 first: most of a vocabulary is out of reach even with the largest variate. The margin
-    // is far wider than the rounding of the threshold.
-    let out_of_reach = |score: f64| {
-        let threshold = (score - LARGEST) * temperature;
-        (threshold - threshold.abs() * 1e-6) as f32
-    };
-    let mut threshold = out_of_reach(score);
+    let mut needed = needed_logits(score, temperature);
     for (token, logit) in logits.iter().enumerate() {
-        if *logit < threshold || token == best {
-            continue;
-        }
-        let scaled = scaled(token);
-        // Less by more than the subtraction can be off.
-        let needed = score - scaled - score.abs() * 1e-15;
-        let Some(gumbel) = noise.gumbel_above(token as u32, needed) else {
+        let may_win = |class: usize| *logit >= needed[class];
+        let Some(gumbel) = noise.gumbel_if(token as u32, may_win) else {
             continue;
         };
-        let sum = scaled + gumbel;
+        let sum = scaled(token) + gumbel;
         if sum > score || (sum == score && token < winner) {
             score = sum;
             winner = token;
-            threshold = out_of_reach(score);
+            needed = needed_logits(score, temperature);
         }
     }
     winner
 }
 
+/// For each class of noise, the logit below which no token can reach `score`.
+///
+/// Lower than exact by far more than the roundings here and in the sum, so that every token left out
+/// would have lost.
+fn needed_logits(score: f64, temperature: f64) -> [f32; CLASSES] {
+    let mut needed = [0.0; CLASSES];
+    for (needed, bound) in needed.iter_mut().zip(&CLASS_BOUNDS) {
+        let exact = (score - bound) * temperature;
+        let margin = (score.abs() + bound) * temperature * 1e-6;
+        *needed = (exact - margin) as f32;
+    }
+    needed
+}
+
 /// `ln(sum(exp(logits)))`; `most` is the largest of them.
 fn log_sum_exp(logits: &[f32], most: f32) -> Result<f64, NotFinite> {
     let mut sum = 0f64;
-    // In f32 within a group, so that the compiler may use wide registers; the order of additions is
-    // written out and therefore the same everywhere.
-    let (groups, rest) = logits.as_chunks::<LANES>();
-    let mut lanes = [0f32; LANES];
-    for (index, group) in groups.iter().enumerate() {
-        for (lane, logit) in lanes.iter_mut().zip(group) {
-            *lane += exp_of_negative(logit - most);
+    // In f32 for a while, lane by lane for wide registers; the order of additions is written out and
+    // therefore the same everywhere.
+    for block in logits.chunks(64 * LANES) {
+        let (groups, rest) = block.as_chunks::<LANES>();
+        let mut lanes = [0f32; LANES];
+        for group in groups {
+            for (lane, logit) in lanes.iter_mut().zip(group) {
+                *lane += exp_of_negative(logit - most);
+            }
         }
-        if index % 64 == 63 {
-            sum += drain(&mut lanes);
+        sum += lanes.iter().map(|lane| f64::from(*lane)).sum::<f64>();
+        for logit in rest {
+            sum += f64::from(exp_of_negative(logit - most));
         }
-    }
-    sum += drain(&mut lanes);
-    for logit in rest {
-        sum += f64::from(exp_of_negative(logit - most));
     }
     // The largest contributes 1, so anything else means that a logit was not a number.
     if sum >= 0.999 {
@@ -249,12 +258,6 @@ fn log_sum_exp(logits: &[f32], most: f32) -> Result<f64, NotFinite> {
 
 const LANES: usize = 16;
 
-fn drain(lanes: &mut [f32; LANES]) -> f64 {
-    let sum = lanes.iter().map(|lane| f64::from(*lane)).sum();
-    *lanes = [0.0; LANES];
-    sum
-}
-
 /// `exp(x)` for `x <= 0`, within 3e-7 of it; 0 below -87, and NaN for NaN.
 ///
 /// `exp(x) = 2^n · exp(r)` with `n` the nearest integer to `x / ln 2`; `exp(r)` by its Taylor series
@@ -263,17 +266,19 @@ fn drain(lanes: &mut [f32; LANES]) -> f64 {
 fn exp_of_negative(x: f32) -> f32 {
     const LN2_HIGH: f32 = 355.0 / 512.0;
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    // Adding and subtracting 1.5 · 2^23 rounds to an integer without a call.
+    // Adding 1.5 · 2^23 rounds to an integer and leaves it in the lowest bits.
     const ROUND: f32 = 12_582_912.0;
-    let n = (x * std::f32::consts::LOG2_E + ROUND) - ROUND;
-    let r = (x - n * LN2_HIGH) - n * LN2_LOW;
+    // Not `max`, which would lose a NaN.
+    let bounded = if x < -87.0 { -87.0 } else { x };
+    let rounded = bounded * std::f32::consts::LOG2_E + ROUND;
+    let n = rounded - ROUND;
+    let r = (bounded - n * LN2_HIGH) - n * LN2_LOW;
     let mut series = 1.0 / 720.0;
     for coefficient in [1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
         series = series * r + coefficient;
     }
-    let exponent = (n as i32).clamp(-126, 0) + 127;
-    let value = series * f32::from_bits((exponent as u32) << 23);
-    if x < -87.0 { 0.0 } else { value }
+    let power = f32::from_bits((rounded.to_bits() << 23).wrapping_add(127 << 23));
+    if x < -87.0 { 0.0 } else { series * power }
 }
 
 #[cfg(test)]
