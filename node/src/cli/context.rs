@@ -51,10 +51,12 @@ impl Context {
 /// Runs until done or Ctrl-C. What was running is dropped, which cancels it.
 pub async fn interruptible<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::select! {
-        result = work => result,
+        // First, so that the signal is caught before the work shows a sign of life.
+        biased;
         signal = tokio::signal::ctrl_c() => {
             signal?;
             Err(Error::interrupted())
         }
+        result = work => result,
     }
 }

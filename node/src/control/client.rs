@@ -73,9 +73,12 @@ impl Client {
             _ => Error::failed(format_args!("the agent went away: {error}")),
         };
         let mut writer = &self.stream;
-        line::write(&mut writer, &Request { id: None, command }, MAX_LINE)
-            .await
-            .map_err(gone)?;
+        let request = Request { id: None, command };
+        let broken = match line::write(&mut writer, &request, MAX_LINE).await {
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Err(gone(error)),
+            // An agent that hangs up before it has heard us has said why.
+            written => written.err(),
+        };
         let mut reader = BufReader::new(&self.stream);
         loop {
             match line::read::<Reply>(&mut reader, MAX_LINE)
@@ -93,6 +96,9 @@ impl Client {
                 }
                 Some(Reply::Error(error)) => return Err(error),
                 None => {
+                    if let Some(error) = broken {
+                        return Err(gone(error));
+                    }
                     return Err(Error::failed("the agent ended before it answered")
                         .hint("its log is in the home's `logs` folder"));
                 }

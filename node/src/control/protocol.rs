@@ -41,6 +41,8 @@ pub enum Command {
     Ask(AskRequest),
     /// → [`Event::Logits`] a row, then [`LogitsSummary`]
     Logits(LogitsRequest),
+    /// → [`Event::Progress`], then [`Stage`](crate::objects::Stage)
+    Stage(StageRequest),
     /// → [`Event::Progress`], then [`Model`](crate::objects::Model)
     ModelAdd(AddModel),
     /// → list of [`Model`](crate::objects::Model)
@@ -95,6 +97,7 @@ impl Command {
             | Self::Plan(_)
             | Self::Ask(_)
             | Self::Logits(_)
+            | Self::Stage(_)
             | Self::FleetInvite { .. }
             | Self::Runtime => false,
         }
@@ -169,6 +172,15 @@ pub struct LogitsRequest {
     pub nodes: Option<u32>,
     /// How the arithmetic is done.
     pub numerics: Numerics,
+}
+
+/// `skein debug stage`: prepare one stage outside any line, and give it back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StageRequest {
+    /// Name, id or start of an id.
+    pub model: String,
+    /// Half-open layer range.
+    pub layers: [u32; 2],
 }
 
 /// What came of it; the rows went before as [`Event::Logits`].

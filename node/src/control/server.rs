@@ -184,6 +184,7 @@ async fn dispatch<S: AgentService>(
         Command::Plan(request) => json(service.plan(request).await?),
         Command::Ask(request) => json(service.ask(request, events).await?),
         Command::Logits(request) => json(service.logits(request, events).await?),
+        Command::Stage(request) => json(service.stage(request, events).await?),
         Command::ModelAdd(request) => json(service.model_add(request, events).await?),
         Command::ModelList => json(service.model_list().await?),
         Command::ModelShow { model } => json(service.model_show(model).await?),

@@ -5,7 +5,7 @@ use std::{future::Future, sync::Arc};
 use tokio::sync::mpsc;
 
 use super::protocol::{
-    AddModel, AskRequest, Event, LogitsRequest, LogitsSummary, PlanRequest, RuntimeReport,
+    AddModel, AskRequest, Event, LogitsRequest, LogitsSummary, PlanRequest, RuntimeReport, StageRequest,
     TokenizeRequest,
 };
 use crate::{
@@ -39,6 +39,12 @@ pub trait AgentService: Send + Sync + 'static {
         request: LogitsRequest,
         events: EventSink,
     ) -> impl Future<Output = Result<LogitsSummary>> + Send;
+    /// Prepares one stage outside any line and gives it back.
+    fn stage(
+        &self,
+        request: StageRequest,
+        events: EventSink,
+    ) -> impl Future<Output = Result<objects::Stage>> + Send;
     /// Imports a model: [`local::models::add`](crate::local::models::add).
     fn model_add(
         &self,

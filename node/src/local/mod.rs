@@ -5,10 +5,13 @@
 //! open. Nothing here starts an agent or speaks to one.
 
 pub mod doctor;
+pub mod fleet;
 pub mod models;
 
+use std::time::{Duration, Instant};
+
 use serde::Serialize;
-use skein_shards::store::Store;
+use skein_shards::store::{Store, StoreError};
 
 use crate::{
     control::{Command, Event, EventSink},
@@ -18,6 +21,13 @@ use crate::{
 
 /// Events that wait for the terminal.
 const EVENT_QUEUE: usize = 256;
+
+/// How long a command waits for another one that has the store: looking something up is a matter
+/// of moments, and who imports for minutes is better told of.
+const STORE_WAIT: Duration = Duration::from_secs(5);
+
+/// How often to look again meanwhile.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Does a command in this process, on the home's own files.
 pub async fn answer(
@@ -41,20 +51,48 @@ pub async fn answer(
     result
 }
 
-async fn dispatch(home: &Home, command: Command, _events: EventSink) -> Result<serde_json::Value> {
+async fn dispatch(home: &Home, command: Command, events: EventSink) -> Result<serde_json::Value> {
     match command {
+        Command::ModelAdd(request) => json(models::add(store(home).await?, request, events).await?),
         Command::ModelList => json(models::list(&store(home).await?)),
         Command::ModelShow { model } => json(models::show(&store(home).await?, &model)?),
         Command::ModelRemove { model } => json(models::remove(store(home).await?, model).await?),
-        _ => Err(crate::control::no_agent(home)),
+        Command::Tokenize(request) => json(models::tokenize(store(home).await?, request).await?),
+        // Membership has no lock of its own: whoever has the store has the home.
+        Command::FleetNew { name } => {
+            let _alone = store(home).await?;
+            json(fleet::found_in(home, name).await?)
+        }
+        Command::Join { invite } => {
+            let _alone = store(home).await?;
+            json(fleet::join_in(home, &invite).await?)
+        }
+        Command::Status
+        | Command::Peers
+        | Command::Stop
+        | Command::Plan(_)
+        | Command::Ask(_)
+        | Command::Logits(_)
+        | Command::Stage(_)
+        | Command::FleetInvite { .. }
+        | Command::Runtime => Err(crate::control::no_agent(home)),
     }
 }
 
-/// Opens the home's store, alone.
+/// Opens the home's store, alone. Another command that has it is waited for.
 async fn store(home: &Home) -> Result<Store> {
     home.create()?;
-    let folder = home.store_dir();
-    blocking(move || Store::open(folder).map_err(models::store_error)).await
+    let deadline = Instant::now() + STORE_WAIT;
+    loop {
+        let folder = home.store_dir();
+        match tokio::task::spawn_blocking(move || Store::open(folder)).await {
+            Ok(Err(StoreError::Locked { .. })) if Instant::now() < deadline => {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+            Ok(opened) => return opened.map_err(models::store_error),
+            Err(error) => return Err(Error::failed(format_args!("a task broke: {error}"))),
+        }
+    }
 }
 
 /// Runs what blocks on the disk where it holds nobody up.

@@ -17,6 +17,9 @@ pub struct Ask {
     pub prompt_tokens: u32,
     /// Why it ended.
     pub finish_reason: FinishReason,
+    /// With `error`: which machine left, and why.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
     /// How it was computed.
     pub numerics: Numerics,
     /// Epoch of the line that answered.
@@ -56,6 +59,18 @@ pub enum Numerics {
     Fast,
     /// The same bits however the model is split and requests are batched.
     Exact,
+}
+
+impl FinishReason {
+    /// The word of the contract.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Cancelled => "cancelled",
+            Self::Error => "error",
+        }
+    }
 }
 
 impl Numerics {

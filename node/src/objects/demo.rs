@@ -29,6 +29,8 @@ pub struct Demo {
     pub single_node_tokens: Vec<u32>,
     /// Whether the two agree.
     pub identical_to_single_node: bool,
+    /// Worker processes of the line that took steps.
+    pub workers_that_stepped: usize,
 }
 
 /// The demo's model.

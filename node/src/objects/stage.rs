@@ -25,6 +25,9 @@ pub struct Stage {
     pub pulled_bytes: u64,
     /// Where they came from.
     pub pulled_from: Vec<PulledFrom>,
+    /// Steps that its worker has taken, as last heard.
+    #[serde(default)]
+    pub steps: u64,
 }
 
 /// How much came from one peer.

@@ -136,6 +136,8 @@ pub enum LineState {
     Draining,
     /// A stage was lost.
     Failed,
+    /// It is over.
+    Ended,
 }
 
 /// One entry of `skein peers`.

@@ -3,6 +3,7 @@
 //! A reader that closes its end (`| head`) ends the output quietly; colours are dropped where they
 //! do not belong (`anstream`).
 
+mod log;
 mod progress;
 mod stream;
 mod tables;
@@ -10,6 +11,7 @@ mod words;
 
 use std::io::{self, Write};
 
+pub use log::log_to_stderr;
 pub use progress::Progress;
 pub use stream::Stream;
 pub use tables::{demo, doctor, line_map, model, models, peers, plan, status, timing, tokens};

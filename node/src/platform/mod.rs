@@ -2,12 +2,19 @@
 //!
 //! The rest of the product asks here; it has no `cfg` of its own.
 
+mod machine;
 #[cfg(unix)]
 mod unix;
-#[cfg(unix)]
-pub use unix::{control_name, create_private_folder, prepare_control_path, runtime_folder};
-
 #[cfg(windows)]
 mod windows;
+
+#[cfg(unix)]
+use unix as system;
 #[cfg(windows)]
-pub use windows::{control_name, create_private_folder, prepare_control_path, runtime_folder};
+use windows as system;
+
+pub use machine::{available_memory, resident_bytes, total_memory};
+pub use system::{
+    control_name, create_private_folder, disk_available, exit_signal, parent_process,
+    prepare_control_path, runtime_folder, take_stdout, termination,
+};

@@ -1,13 +1,18 @@
 //! Linux and macOS: permissions are modes, local sockets are files.
 
 use std::{
-    fs::{self, DirBuilder},
+    fs::{self, DirBuilder, File},
     io,
-    os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
+    os::unix::{
+        fs::{DirBuilderExt, MetadataExt, PermissionsExt},
+        process::ExitStatusExt,
+    },
     path::{Path, PathBuf},
+    process::ExitStatus,
 };
 
 use interprocess::local_socket::{GenericFilePath, Name, ToFsName};
+use tokio::signal::unix::{SignalKind, signal};
 
 /// Only the owner may enter, list or write.
 const PRIVATE: u32 = 0o700;
@@ -61,6 +66,86 @@ pub fn prepare_control_path(path: &Path) -> io::Result<()> {
     }
 }
 
+/// The signal that ended a process, if one did.
+pub fn exit_signal(status: std::process::ExitStatus) -> Option<i32> {
+    std::os::unix::process::ExitStatusExt::signal(&status)
+}
+
+/// The process that started this one; another id than at the start means that it is gone.
+pub fn parent_process() -> Option<u32> {
+    rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs())
+}
+
+/// Takes stdout for this caller alone: whatever else writes to stdout from now on reaches stderr.
+pub fn take_stdout() -> io::Result<fs::File> {
+    let real = rustix::io::dup(rustix::stdio::stdout())?;
+    rustix::stdio::dup2_stdout(rustix::stdio::stderr())?;
+    Ok(fs::File::from(real))
+}
+
+/// Resolves when this process is asked to end: SIGINT, SIGTERM or SIGHUP.
+pub async fn termination() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let wait = |kind| async move {
+        match signal(kind) {
+            Ok(mut signal) => {
+                signal.recv().await;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a signal cannot be watched for");
+                std::future::pending::<()>().await;
+            }
+        }
+    };
+    tokio::select! {
+        () = wait(SignalKind::interrupt()) => {}
+        () = wait(SignalKind::terminate()) => {}
+        () = wait(SignalKind::hangup()) => {}
+    }
+}
+
+/// This process's stdout, for its owner alone: what libraries print goes to stderr from here on.
+pub fn take_stdout() -> io::Result<File> {
+    let own = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?;
+    rustix::stdio::dup2_stdout(rustix::stdio::stderr())?;
+    Ok(File::from(own))
+}
+
+/// The process that started this one, or whoever took its place when it ended.
+pub fn parent_process() -> Option<u32> {
+    rustix::process::getppid().and_then(|pid| u32::try_from(pid.as_raw_pid()).ok())
+}
+
+/// The signal that ended a process.
+pub fn exit_signal(status: ExitStatus) -> Option<i32> {
+    status.signal()
+}
+
+/// Waits until this process is asked to end: Ctrl-C, a service manager, a closed terminal.
+pub async fn termination() {
+    let kinds = [
+        SignalKind::interrupt(),
+        SignalKind::terminate(),
+        SignalKind::hangup(),
+    ];
+    let [Ok(mut interrupt), Ok(mut terminate), Ok(mut hangup)] = kinds.map(signal) else {
+        tracing::warn!("signals cannot be caught: ending will not be tidy");
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+        _ = hangup.recv() => {}
+    }
+}
+
+/// Bytes that this user may still write where `path` is or would be.
+pub fn disk_available(path: &Path) -> Option<u64> {
+    let existing = path.ancestors().find(|folder| folder.exists())?;
+    let found = rustix::fs::statvfs(existing).ok()?;
+    Some(found.f_bavail.saturating_mul(found.f_frsize))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -76,5 +161,12 @@ mod tests {
         prepare_control_path(&socket).unwrap();
         assert_eq!(fs::metadata(&open).unwrap().mode() & 0o777, PRIVATE);
         assert!(!socket.exists());
+    }
+
+    #[test]
+    fn a_folder_that_is_yet_to_be_made_has_the_space_of_its_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let space = disk_available(&folder.path().join("not/there/yet")).unwrap();
+        assert!(space > 0);
     }
 }

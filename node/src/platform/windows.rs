@@ -1,8 +1,11 @@
 //! Windows: a user's folders are private by their place, local sockets are named pipes.
 
 use std::{
+    fs::File,
     io,
+    os::windows::io::AsHandle,
     path::{Path, PathBuf},
+    process::ExitStatus,
 };
 
 use interprocess::local_socket::{GenericNamespaced, Name, ToNsName};
@@ -28,4 +31,66 @@ pub fn control_name(path: &Path) -> io::Result<Name<'_>> {
 /// Nothing to make way for: a pipe ends with its process.
 pub fn prepare_control_path(_path: &Path) -> io::Result<()> {
     Ok(())
+}
+
+/// There are no signals here.
+pub fn exit_signal(_status: std::process::ExitStatus) -> Option<i32> {
+    None
+}
+
+/// Not known here: a worker ends when its input closes.
+pub fn parent_process() -> Option<u32> {
+    None
+}
+
+/// Stdout as it is; nothing that is loaded here is known to print.
+pub fn take_stdout() -> io::Result<std::fs::File> {
+    use std::os::windows::io::AsHandle;
+    Ok(std::fs::File::from(
+        io::stdout().as_handle().try_clone_to_owned()?,
+    ))
+}
+
+/// Resolves when this process is asked to end: Ctrl-C.
+pub async fn termination() {
+    if let Err(error) = tokio::signal::ctrl_c().await {
+        tracing::warn!(%error, "Ctrl-C cannot be watched for");
+        std::future::pending::<()>().await;
+    }
+}
+
+/// A second handle to this process's stdout. What libraries print is not kept apart here.
+pub fn take_stdout() -> io::Result<File> {
+    io::stdout()
+        .as_handle()
+        .try_clone_to_owned()
+        .map(File::from)
+}
+
+/// Not known: a process id says nothing once its process has ended.
+pub fn parent_process() -> Option<u32> {
+    None
+}
+
+/// There are no signals.
+pub fn exit_signal(_status: ExitStatus) -> Option<i32> {
+    None
+}
+
+/// Waits until this process is asked to end: Ctrl-C.
+pub async fn termination() {
+    if tokio::signal::ctrl_c().await.is_err() {
+        std::future::pending().await
+    }
+}
+
+/// Bytes that can still be written where `path` is or would be.
+pub fn disk_available(path: &Path) -> Option<u64> {
+    let disks = sysinfo::Disks::new_with_refreshed_list();
+    let holders = disks
+        .iter()
+        .filter(|disk| path.starts_with(disk.mount_point()));
+    holders
+        .max_by_key(|disk| disk.mount_point().as_os_str().len())
+        .map(sysinfo::Disk::available_space)
 }
