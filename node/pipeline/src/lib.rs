@@ -3,7 +3,7 @@
 //! A request becomes rows in frames ([`head`]), frames become a device's inputs ([`stage`],
 //! [`engine`]), logits become tokens ([`tail`], [`sample`], [`noise`]), tokens' bytes become text
 //! ([`text`]). Bytes and structures go in and come out. Nothing here waits, opens, connects or reads
-//! a clock, so that a test drives a whole line in simulated time ([`testing`]).
+//! a clock, so that a test drives a whole line in simulated time (feature `testing`).
 //!
 //! | module | one end | other end |
 //! |---|---|---|
