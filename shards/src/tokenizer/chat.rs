@@ -98,11 +98,9 @@ fn guard(text: &str, control: &ControlTokens, marker: char) -> String {
     let mut guarded = String::with_capacity(text.len());
     let trimmed = text.trim();
     let start = text.len() - text.trim_start().len();
+    guarded.push_str(&text[..start]);
     if control.texts().any(|token| begins_within(trimmed, token)) {
-        guarded.push_str(&text[..start]);
         guarded.push(marker);
-    } else {
-        guarded.push_str(&text[..start]);
     }
     let mut rest = trimmed;
     while let Some((at, token)) = first(rest, control) {

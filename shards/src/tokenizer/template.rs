@@ -105,10 +105,10 @@ impl std::io::Write for Bounded {
 }
 
 fn as_value(message: &Message) -> Value {
-    Value::from_iter([
-        ("role", Value::from(message.role.as_str())),
-        ("content", Value::from(message.content.as_str())),
-    ])
+    context! {
+        role => message.role.as_str(),
+        content => message.content.as_str(),
+    }
 }
 
 /// JSON as Python's `json.dumps` writes it: a space after `:` and `,`, nothing escaped for HTML.
@@ -142,7 +142,8 @@ fn write_json(
     let comma = if indent.is_some() { "," } else { ", " };
     match value.kind() {
         ValueKind::Undefined | ValueKind::None => json.push_str("null"),
-        ValueKind::Bool | ValueKind::Number => json.push_str(&value.to_string()),
+        ValueKind::Bool => json.push_str(if value.is_true() { "true" } else { "false" }),
+        ValueKind::Number => json.push_str(&value.to_string()),
         ValueKind::Map => {
             json.push('{');
             for (index, key) in value.try_iter()?.enumerate() {

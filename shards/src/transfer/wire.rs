@@ -154,8 +154,8 @@ mod tests {
         assert_eq!(fields[0].0.as_text(), Some("model"));
         assert_eq!(fields[0].1.as_bytes().unwrap().len(), 32);
         assert_eq!(fields[2].0.as_text(), Some("first"));
-        let read = read_header::<_, Request>(&mut &bytes[..], MAX_REQUEST_BYTES);
-        assert!(matches!(read.await.unwrap(), Header::Message(found) if found == request));
+        let read = read_header::<_, Request>(&mut &bytes[..], MAX_REQUEST_BYTES).await;
+        assert!(matches!(read.unwrap(), Header::Message(found) if found == request));
     }
 
     #[tokio::test]
