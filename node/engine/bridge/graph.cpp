@@ -46,6 +46,15 @@ void gather_sampled_rows(const std::shared_ptr<ov::Model>& model) {
     model->add_parameters({rows});
 }
 
+// The pass leaves the width of hidden states open, and an RMS norm of unknown width is not fused.
+void fix_hidden_width(const std::shared_ptr<ov::Model>& model, const skein_stage_spec& spec) {
+    for (const auto& parameter : model->get_parameters()) {
+        if (parameter->get_friendly_name() == "inputs_embeds") {
+            parameter->set_partial_shape({-1, static_cast<int64_t>(spec.hidden)});
+        }
+    }
+}
+
 void check_inputs(const std::shared_ptr<ov::Model>& model, const skein_stage_spec& spec) {
     std::vector<std::string> found;
     for (const auto& input : model->inputs()) {
@@ -114,6 +123,7 @@ std::shared_ptr<ov::Model> read_paged_graph(ov::Core& core, const skein_stage_sp
     }
     const bool allow_qq_bias = true;
     ov::pass::SDPAToPagedAttention(false, false, false, false, false, false, allow_qq_bias).run_on_model(model);
+    fix_hidden_width(model, spec);
     if (spec.last) {
         gather_sampled_rows(model);
     }
