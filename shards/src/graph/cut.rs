@@ -50,12 +50,12 @@ pub fn cut(graph: &Graph, range: Range<u32>, layers: u32) -> Result<Graph, Graph
 
     let mut stage = Stage {
         graph,
-        entry,
-        nodes: Vec::with_capacity(kept.len() + 2),
+        entry: None,
+        nodes: Vec::with_capacity(kept.len() + 4),
         place: BTreeMap::new(),
     };
     match entry {
-        Some(wire) => stage.entry_parameter(graph.port(wire)),
+        Some(hidden) => stage.enter(hidden)?,
         None => stage.parameter(&kept, "input_ids", &range)?,
     }
     for name in STEP_INPUTS {
@@ -173,21 +173,26 @@ fn crosses(range: &Range<u32>, what: String) -> GraphError {
 /// A stage's graph under construction.
 struct Stage<'a> {
     graph: &'a Graph,
-    entry: Option<Wire>,
+    /// The whole graph's incoming hidden state, and the stage's.
+    entry: Option<(Wire, Wire)>,
     nodes: Vec<Node>,
     /// From nodes of the whole graph to nodes of the stage.
     place: BTreeMap<usize, usize>,
 }
 
 impl Stage<'_> {
-    fn entry_parameter(&mut self, port: &Port) {
+    /// The incoming hidden state: an input, and the node that gives it its width. The paged form
+    /// forgets the widths of its inputs, and a norm is fused only where the width is known, so the
+    /// whole graph has such a node before its first layer, and it is repeated here.
+    fn enter(&mut self, hidden: Wire) -> Result<(), GraphError> {
+        let port = self.graph.port(hidden);
         let shape = port.shape.iter().map(|size| match size {
             -1 => "?".to_owned(),
             size => size.to_string(),
         });
         let attributes = vec![
             ("shape".into(), shape.collect::<Vec<_>>().join(",")),
-            ("element_type".into(), ElementType::F32.name().into()),
+            ("element_type".into(), port.element.name().into()),
         ];
         self.nodes.push(Node {
             name: "inputs_embeds".into(),
@@ -197,11 +202,30 @@ impl Stage<'_> {
             span: None,
             inputs: Vec::new(),
             outputs: vec![Port {
-                element: ElementType::F32,
-                shape: port.shape.clone(),
                 names: vec!["inputs_embeds".into()],
+                ..port.clone()
             }],
         });
+        let first = hidden_name(0);
+        let shaped = self.graph.tensor(&first).map(|wire| wire.node);
+        let (shaped, width) = shaped
+            .map(|node| &self.graph.nodes[node])
+            .filter(|node| node.kind == "Reshape" && node.outputs.len() == 1)
+            .and_then(|node| Some((node, *node.inputs.get(1)?)))
+            .filter(|(_, width)| self.graph.nodes[width.node].span.is_some())
+            .filter(|(_, width)| self.graph.nodes[width.node].inputs.is_empty())
+            .ok_or_else(|| GraphError::NoSuchTensor(format!("{first} with its width")))?;
+        self.copy(width.node);
+        let node = self.nodes.len();
+        let source = Wire { node: 0, output: 0 };
+        self.nodes.push(Node {
+            name: "entry/Reshape".into(),
+            inputs: vec![source, self.wire(width)],
+            outputs: vec![port.clone()],
+            ..shaped.clone()
+        });
+        self.entry = Some((hidden, Wire { node, output: 0 }));
+        Ok(())
     }
 
     fn parameter(
@@ -220,6 +244,9 @@ impl Stage<'_> {
     }
 
     fn copy(&mut self, old: usize) {
+        if self.place.contains_key(&old) {
+            return;
+        }
         let node = &self.graph.nodes[old];
         let inputs = node.inputs.iter().map(|wire| self.wire(*wire)).collect();
         self.place.insert(old, self.nodes.len());
@@ -231,12 +258,12 @@ impl Stage<'_> {
 
     /// The stage's wire for one of the whole graph's; inputs are copied before their users.
     fn wire(&self, old: Wire) -> Wire {
-        if Some(old) == self.entry {
-            return Wire { node: 0, output: 0 };
-        }
-        Wire {
-            node: self.place[&old.node],
-            output: old.output,
+        match self.entry {
+            Some((hidden, entry)) if hidden == old => entry,
+            _ => Wire {
+                node: self.place[&old.node],
+                output: old.output,
+            },
         }
     }
 

@@ -144,7 +144,11 @@ fn embedding<W: Weights>(b: &mut Builder<'_, W>, decoder: &Decoder, ids: Wire) -
     let table = matrix(b, Weight::Embedding, decoder.vocab, decoder.hidden);
     let ids = b.convert(ids, ElementType::I32);
     let axis = b.i32(0);
-    b.gather(table, ids, axis, &[-1, -1, i64::from(decoder.hidden)])
+    let width = i64::from(decoder.hidden);
+    let shape = [-1, -1, width];
+    let rows = b.gather(table, ids, axis, &shape);
+    // A node that states the width of the hidden state, which every later stage repeats.
+    b.reshape(rows, &[0, 0, width], true, &shape)
 }
 
 /// `[batch, 1, n, past + n]`: 0 where a row may attend, the least f16 where not.
