@@ -125,3 +125,51 @@ pub fn check(model: Model, tokenizer: &Tokenizer) -> Result<usize, String> {
         Err(wrong.join("\n"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+    use crate::import::gguf::Gguf;
+    use crate::tokenizer::GgufVocabulary;
+
+    /// The tokenizer of the model file that `variable` names; without one the check is left to the
+    /// tests that have the models.
+    fn tokenizer(variable: &str) -> Option<Tokenizer> {
+        let Some(path) = std::env::var_os(variable) else {
+            eprintln!("skipped: {variable} names no model file");
+            return None;
+        };
+        let file = Gguf::open(File::open(path).unwrap()).unwrap();
+        let vocabulary = GgufVocabulary {
+            model: file.metadata.string("tokenizer.ggml.model").unwrap(),
+            pre: file.metadata.string("tokenizer.ggml.pre"),
+            tokens: file.metadata.strings("tokenizer.ggml.tokens").unwrap(),
+            merges: file.metadata.strings("tokenizer.ggml.merges").unwrap(),
+            token_types: file.metadata.integers("tokenizer.ggml.token_type").unwrap(),
+            bos_id: file.metadata.u32("tokenizer.ggml.bos_token_id"),
+            eos_id: file.metadata.u32("tokenizer.ggml.eos_token_id"),
+            ..GgufVocabulary::default()
+        };
+        assert_eq!(vocabulary.adds_bos(), Ok(false));
+        let template = file.metadata.string("tokenizer.chat_template");
+        let read = Tokenizer::from_json(&vocabulary.to_json().unwrap()).unwrap();
+        let (bos, eos) = (vocabulary.bos_id, vocabulary.eos_id);
+        Some(read.with_template(template, bos, eos).unwrap())
+    }
+
+    #[test]
+    fn smollm2_agrees_with_independent_implementations() {
+        if let Some(tokenizer) = tokenizer("SKEIN_TEST_GGUF_SMOLLM2") {
+            assert_eq!(check(Model::SmolLm2, &tokenizer), Ok(23));
+        }
+    }
+
+    #[test]
+    fn qwen25_coder_agrees_with_independent_implementations() {
+        if let Some(tokenizer) = tokenizer("SKEIN_TEST_GGUF_QWEN") {
+            assert_eq!(check(Model::Qwen25Coder, &tokenizer), Ok(23));
+        }
+    }
+}
