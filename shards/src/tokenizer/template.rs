@@ -11,6 +11,9 @@ use super::chat::{ChatError, Message};
 
 /// Longer prompts than any context holds are a runaway template.
 const MAX_RENDERED_BYTES: usize = 64 << 20;
+/// Steps of the template's program: hundreds for each of ten thousand messages. A template comes with
+/// the model from a peer, and must not keep us busy for ever.
+const MAX_STEPS: u64 = 5_000_000;
 /// Guards the stack against a template that builds nested lists.
 const MAX_JSON_DEPTH: usize = 64;
 const NAME: &str = "chat template";
@@ -32,6 +35,7 @@ impl Template {
             .set_syntax(syntax.map_err(|error| TokenizerError::Template(error.to_string()))?);
         environment
             .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_fuel(Some(MAX_STEPS));
         environment.add_filter("tojson", to_json);
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", |format: &str| {
@@ -312,8 +316,26 @@ mod tests {
 
     #[test]
     fn a_runaway_template_is_stopped() {
-        let source = "{% for a in range(90000) %}{% for b in range(90000) %}{{ messages }}{% endfor %}{% endfor %}";
-        assert!(matches!(render(source, "x"), Err(ChatError::Failed(_))));
+        let range = "{% for a in range(90000) %}{% for b in range(90000) %}";
+        for body in ["", "{{ messages }}"] {
+            let source = format!("{range}{body}{{% endfor %}}{{% endfor %}}");
+            assert!(matches!(render(&source, "x"), Err(ChatError::Failed(_))));
+        }
+    }
+
+    #[test]
+    fn a_long_conversation_is_not_a_runaway() {
+        let template = Template::new(
+            "{% for m in messages %}{{ m.role + ': ' + m.content | trim }}\n{% endfor %}",
+            String::new(),
+            String::new(),
+        );
+        let message = Message {
+            role: "user".into(),
+            content: "word ".repeat(100),
+        };
+        let rendered = template.unwrap().render(&vec![message; 10_000], true);
+        assert!(rendered.unwrap().len() > 5_000_000);
     }
 
     #[test]

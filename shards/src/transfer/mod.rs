@@ -50,6 +50,8 @@ mod serve;
 mod wire;
 
 #[cfg(test)]
+mod kill;
+#[cfg(test)]
 mod tests;
 
 use std::fmt::Display;
