@@ -182,3 +182,74 @@ impl AddressBook {
         self.changed |= self.peers.remove(&peer).is_some();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(port: u16) -> Multiaddr {
+        format!("/ip4/10.0.0.1/tcp/{port}").parse().unwrap()
+    }
+
+    #[test]
+    fn waits_between_attempts_double_up_to_a_minute_and_a_new_address_ends_them() {
+        let mut book = AddressBook::default();
+        let peer = PeerId::random();
+        let mut now = Instant::now();
+        book.learn(peer, address(1));
+        let mut waits = Vec::new();
+        for _ in 0..9 {
+            assert_eq!(book.due(now), [(peer, vec![address(1)])]);
+            assert!(book.due(now).is_empty(), "one attempt at a time");
+            book.failed(peer, now);
+            let failed_at = now;
+            while book.due(now).is_empty() {
+                now += Duration::from_secs(1);
+            }
+            waits.push((now - failed_at).as_secs());
+            // Undo the attempt that asking began.
+            book.put_off(peer, now);
+        }
+        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
+        book.failed(peer, now);
+        book.learn(peer, address(2));
+        assert_eq!(book.due(now), [(peer, vec![address(2), address(1)])]);
+    }
+
+    #[test]
+    fn a_connected_peer_is_left_alone_and_the_address_that_worked_comes_first() {
+        let mut book = AddressBook::default();
+        let peer = PeerId::random();
+        let now = Instant::now();
+        book.learn(peer, address(1));
+        book.learn(peer, address(2));
+        book.connected(peer, Some(address(1)));
+        assert!(book.due(now).is_empty());
+        book.disconnected(peer, now);
+        assert!(book.due(now).is_empty(), "a moment for the other side");
+        assert_eq!(
+            book.due(now + FIRST_WAIT),
+            [(peer, vec![address(1), address(2)])]
+        );
+    }
+
+    #[test]
+    fn the_book_survives_a_restart_and_a_damaged_file_is_an_empty_book() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("peers.cbor");
+        let mut book = AddressBook::load(&path);
+        let peer = PeerId::random();
+        for port in 0..20 {
+            book.learn(peer, address(port));
+        }
+        book.connected(PeerId::random(), None);
+        book.save(&path).unwrap();
+        let mut reopened = AddressBook::load(&path);
+        assert_eq!(reopened.peers.len(), 1, "one was never reachable");
+        assert_eq!(reopened.addresses(peer), book.addresses(peer));
+        assert_eq!(reopened.addresses(peer).len(), MAX_ADDRESSES);
+        assert_eq!(reopened.due(Instant::now()).len(), 1);
+        fs::write(&path, b"nonsense").unwrap();
+        assert!(AddressBook::load(&path).peers.is_empty());
+    }
+}

@@ -205,3 +205,157 @@ fn put_first(addresses: &mut Vec<Multiaddr>, address: Multiaddr) {
     addresses.insert(0, address);
     addresses.truncate(MAX_ADDRESSES);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Identity, Membership, advert::AdvertBody};
+
+    /// A member of a fleet of one, which is all a directory looks at.
+    struct Author {
+        identity: Identity,
+        membership: Membership,
+        _folder: tempfile::TempDir,
+    }
+
+    impl Author {
+        fn new(name: &str) -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let identity = Identity::generate();
+            let mut membership = Membership::open(folder.path(), identity.peer()).unwrap();
+            membership.found("home", name, 1).unwrap();
+            Self {
+                identity,
+                membership,
+                _folder: folder,
+            }
+        }
+
+        fn says(&self, sequence: u64, lifetime_s: u32, state: &str) -> Verified {
+            let body = AdvertBody {
+                state: state.into(),
+                ..AdvertBody::default()
+            };
+            let certificate = self.membership.certificate().unwrap();
+            let address = "/ip4/10.0.0.7/tcp/1".parse().unwrap();
+            let bytes = Advert::new(body, sequence, lifetime_s, &[address])
+                .seal(&self.identity, certificate)
+                .unwrap();
+            Advert::open(&bytes, &self.membership).unwrap()
+        }
+    }
+
+    fn address(text: &str) -> Multiaddr {
+        text.parse().unwrap()
+    }
+
+    fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn an_advert_lives_from_its_receipt_and_a_repetition_prolongs_it() {
+        let mut directory = Directory::default();
+        let author = Author::new("desk");
+        let start = Instant::now();
+        let heard = directory.heard(author.says(1, 20, "available"), false, start);
+        assert_eq!(heard, Heard::News);
+        assert!(!directory.expire(start + seconds(19)));
+        let heard = directory.heard(author.says(2, 20, "available"), false, start + seconds(19));
+        assert_eq!(heard, Heard::Refresh);
+        assert!(directory.snapshot(start + seconds(38))[0].fresh);
+        assert!(!directory.expire(start + seconds(38)));
+        assert!(
+            directory.expire(start + seconds(39)),
+            "somebody has to be told"
+        );
+        assert!(!directory.expire(start + seconds(40)), "once");
+        let entry = directory.snapshot(start + seconds(40)).remove(0);
+        assert_eq!((entry.fresh, entry.silent_for), (false, seconds(21)));
+        assert_eq!(entry.name, "desk");
+        let back = directory.heard(author.says(3, 20, "available"), false, start + seconds(50));
+        assert_eq!(back, Heard::News, "it is there again");
+    }
+
+    #[test]
+    fn what_is_not_newer_is_ignored_unless_the_author_says_it_in_person() {
+        let mut directory = Directory::default();
+        let author = Author::new("desk");
+        let now = Instant::now();
+        directory.heard(author.says(5, 20, "available"), false, now);
+        let state = |directory: &Directory| {
+            let entry = directory.snapshot(now).remove(0);
+            entry.advert.unwrap().body.state.clone()
+        };
+        for sequence in [4, 5] {
+            let heard = directory.heard(author.says(sequence, 20, "old"), false, now);
+            assert_eq!(heard, Heard::Stale);
+        }
+        assert_eq!(state(&directory), "available");
+        let later = now + seconds(60);
+        let replayed = directory.heard(author.says(5, 20, "old"), false, later);
+        assert_eq!(
+            replayed,
+            Heard::Stale,
+            "a replay does not revive who is gone"
+        );
+        assert_eq!(
+            directory.heard(author.says(2, 20, "restarted"), true, now),
+            Heard::News
+        );
+        assert_eq!(state(&directory), "restarted");
+    }
+
+    #[test]
+    fn connections_round_trips_and_addresses_are_kept_apart_from_adverts() {
+        let mut directory = Directory::default();
+        let author = Author::new("desk");
+        let peer = author.identity.peer();
+        let now = Instant::now();
+        let here = address("/ip4/127.0.0.1/tcp/5");
+        directory.connected(peer, "desk", here.clone(), now);
+        assert_eq!(directory.connected_at(peer), Some(&here));
+        directory.round_trip(peer, Duration::from_millis(100), now);
+        directory.round_trip(peer, Duration::from_millis(20), now);
+        directory.heard(author.says(1, 20, "available"), false, now);
+        directory.reachable_at(peer, address("/ip4/10.0.0.8/tcp/1"));
+        let entry = directory.snapshot(now).remove(0);
+        assert!(entry.connected && entry.fresh);
+        assert_eq!(entry.rtt, Some(Duration::from_millis(80)));
+        assert_eq!(
+            entry.addresses,
+            [
+                here,
+                address("/ip4/10.0.0.7/tcp/1"),
+                address("/ip4/10.0.0.8/tcp/1")
+            ]
+        );
+        directory.disconnected(peer, now);
+        let entry = directory.snapshot(now).remove(0);
+        assert!(!entry.connected && entry.fresh && entry.rtt.is_none());
+        assert!(directory.expire(now + FORGET_AFTER));
+        assert!(directory.snapshot(now).is_empty());
+    }
+
+    #[test]
+    fn the_directory_and_each_entry_are_bounded() {
+        let mut directory = Directory::default();
+        let now = Instant::now();
+        for number in 0..MAX_PEERS + 10 {
+            let peer = PeerId::random();
+            directory.connected(peer, "x", address("/ip4/10.0.0.1/tcp/1"), now);
+            if number == 0 {
+                for port in 0..100 {
+                    directory.reachable_at(peer, address(&format!("/ip4/10.0.0.1/tcp/{port}")));
+                }
+            }
+        }
+        let entries = directory.snapshot(now);
+        assert_eq!(entries.len(), MAX_PEERS);
+        assert!(
+            entries
+                .iter()
+                .all(|entry| entry.addresses.len() <= MAX_ADDRESSES)
+        );
+    }
+}

@@ -142,11 +142,11 @@ impl Refusal {
 
 /// A name that is safe to print and to sign: trimmed, without control characters, at most [`MAX_NAME_BYTES`] long.
 pub(crate) fn clean_name(name: &str) -> String {
-    let mut clean: String = name
-        .trim()
+    let printable: String = name
         .chars()
         .map(|c| if c.is_control() { ' ' } else { c })
         .collect();
+    let mut clean = printable.trim().to_owned();
     while clean.len() > MAX_NAME_BYTES {
         clean.pop();
     }

@@ -32,6 +32,8 @@
 //! [`LOG_WINDOW`]; what was left out is counted in the next line.
 
 mod log;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use log::RefusalLog;
 #[cfg(doc)]
@@ -471,13 +473,9 @@ impl Exchange<'_> {
         let substream = &mut self.substream;
         let goodbye = driven(self.muxer, async {
             substream.close().await?;
-            let mut scrap = [0; 64];
-            // What still comes is thrown away, and no more than this much of it is read.
-            for _ in 0..MAX_MESSAGE_BYTES / scrap.len() {
-                if substream.read(&mut scrap).await? == 0 {
-                    break;
-                }
-            }
+            // What still comes is thrown away; the time bounds it.
+            let mut scrap = [0; 256];
+            while substream.read(&mut scrap).await? > 0 {}
             io::Result::Ok(())
         });
         let _ = tokio::time::timeout(LINGER, goodbye).await;

@@ -6,8 +6,8 @@
 
 use std::{
     fs::{File, TryLockError},
-    io,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use crate::{
@@ -21,6 +21,10 @@ pub const HOME_VARIABLE: &str = "SKEIN_HOME";
 /// The longest path a Unix socket may have here: `sun_path` holds 108 bytes on Linux and 104 on
 /// macOS, the last a NUL.
 const MAX_SOCKET_PATH: usize = 103;
+
+/// How often a starting agent tries for its home, and the pause between.
+const LOCK_ATTEMPTS: u32 = 25;
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// One agent's files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -143,26 +147,30 @@ impl Home {
     /// Takes the agent's place in this home, or says that another has it.
     pub fn lock(&self) -> Result<HomeLock> {
         self.create()?;
-        match self.try_lock()? {
-            Some(lock) => Ok(lock),
-            None => Err(Error::failed(format_args!(
-                "an agent is already running for {}",
-                self.label
-            ))
-            .hint("`skein status` shows it, `skein stop` ends it")),
+        for _ in 0..LOCK_ATTEMPTS {
+            if let Some(lock) = self.try_lock(true)? {
+                return Ok(lock);
+            }
+            // A command that only looks holds it for a moment.
+            std::thread::sleep(LOCK_PAUSE);
         }
+        Err(Error::failed(format_args!(
+            "an agent is already running for {}",
+            self.label
+        ))
+        .hint("`skein status` shows it, `skein stop` ends it"))
     }
 
-    /// Whether an agent holds this home now.
+    /// Whether an agent holds this home now. Makes nothing.
     pub fn is_locked(&self) -> bool {
-        self.exists() && matches!(self.try_lock(), Ok(None))
+        matches!(self.try_lock(false), Ok(None))
     }
 
-    fn try_lock(&self) -> Result<Option<HomeLock>> {
+    fn try_lock(&self, create: bool) -> Result<Option<HomeLock>> {
         let path = self.lock_file();
         let opening = format!("cannot open {}", path.display());
         let file = File::options()
-            .create(true)
+            .create(create)
             .truncate(false)
             .write(true)
             .open(&path)
@@ -170,7 +178,7 @@ impl Home {
         match file.try_lock() {
             Ok(()) => Ok(Some(HomeLock { _file: file })),
             Err(TryLockError::WouldBlock) => Ok(None),
-            Err(TryLockError::Error(error)) => Err(io::Error::other(error).into()),
+            Err(TryLockError::Error(error)) => Err(error.into()),
         }
     }
 }

@@ -24,7 +24,11 @@ pub mod kind {
 }
 
 /// Writes one CBOR message.
-pub async fn send<T: Serialize>(to: &mut (impl AsyncWrite + Unpin), kind: u8, value: &T) -> std::io::Result<()> {
+pub async fn send<T: Serialize>(
+    to: &mut (impl AsyncWrite + Unpin),
+    kind: u8,
+    value: &T,
+) -> std::io::Result<()> {
     let mut message = vec![0; 5];
     ciborium::into_writer(value, &mut message).map_err(std::io::Error::other)?;
     let length = u32::try_from(message.len() - 4).map_err(std::io::Error::other)?;
@@ -35,7 +39,10 @@ pub async fn send<T: Serialize>(to: &mut (impl AsyncWrite + Unpin), kind: u8, va
 }
 
 /// Reads one message of at most `limit` bytes and gives its kind and payload.
-pub async fn receive_raw(from: &mut (impl AsyncRead + Unpin), limit: usize) -> std::io::Result<(u8, Vec<u8>)> {
+pub async fn receive_raw(
+    from: &mut (impl AsyncRead + Unpin),
+    limit: usize,
+) -> std::io::Result<(u8, Vec<u8>)> {
     let mut payload = Vec::new();
     let kind = receive_into(from, limit, &mut payload).await?;
     Ok((kind, payload))
@@ -63,7 +70,9 @@ pub async fn receive_into(
 }
 
 /// Reads one CBOR control message.
-pub async fn receive<T: DeserializeOwned>(from: &mut (impl AsyncRead + Unpin)) -> std::io::Result<T> {
+pub async fn receive<T: DeserializeOwned>(
+    from: &mut (impl AsyncRead + Unpin),
+) -> std::io::Result<T> {
     let (kind, body) = receive_raw(from, MAX_CONTROL).await?;
     if kind != kind::CONTROL {
         return Err(std::io::Error::new(

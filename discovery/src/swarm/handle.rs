@@ -126,6 +126,11 @@ impl Events {
     pub async fn next(&mut self) -> Option<Event> {
         self.0.recv().await
     }
+
+    /// The next event if there is one now.
+    pub fn try_next(&mut self) -> Option<Event> {
+        self.0.try_recv().ok()
+    }
 }
 
 /// Takes the answer to one request. Dropping it tells the asker that there is none.

@@ -11,7 +11,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define SKEIN_EXPORT extern "C" __attribute__((visibility("default")))
+#ifdef _WIN32
+#    define SKEIN_EXPORT extern "C" __declspec(dllexport)
+#else
+#    define SKEIN_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
 
 // Raised with every change to this file; Rust refuses another number.
 #define SKEIN_BRIDGE_ABI 1

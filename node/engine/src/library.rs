@@ -7,6 +7,7 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use libloading::Library;
 use skein_provide::openvino::library_name;
@@ -107,7 +108,10 @@ fn unpacked_bridge(cache: &Path) -> Result<PathBuf, EngineError> {
         move |source| EngineError::Cache { path, source }
     };
     fs::create_dir_all(cache).map_err(unwritable(cache))?;
-    let partial = path.with_extension(format!("partial-{}", std::process::id()));
+    // Another process or thread may be writing it too; the last rename wins with the same content.
+    static WRITERS: AtomicU32 = AtomicU32::new(0);
+    let writer = WRITERS.fetch_add(1, Ordering::Relaxed);
+    let partial = path.with_extension(format!("partial-{}-{writer}", std::process::id()));
     fs::write(&partial, BRIDGE).map_err(unwritable(&partial))?;
     fs::rename(&partial, &path).map_err(unwritable(&path))?;
     Ok(path)

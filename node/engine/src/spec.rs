@@ -107,8 +107,12 @@ impl StageSpec<'_> {
                 properties.push(("DYNAMIC_QUANTIZATION_GROUP_SIZE", group.to_string()));
             }
         }
-        if let Some(threads) = self.threads.filter(|_| self.device.starts_with("CPU")) {
-            properties.push(("INFERENCE_NUM_THREADS", threads.to_string()));
+        if self.device.starts_with("CPU") {
+            // A pinned thread cannot step aside for the owner's programs or another worker.
+            properties.push(("ENABLE_CPU_PINNING", "NO".into()));
+            if let Some(threads) = self.threads {
+                properties.push(("INFERENCE_NUM_THREADS", threads.to_string()));
+            }
         }
         properties
     }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use skein_discovery::{AdvertBody, DeviceAdvert, HeldModel, LineAdvert};
 
-use super::{Agent, Shared};
 use super::devices::Machine;
+use super::{Agent, Shared};
 
 /// Figures such as free disk drift; they are said anew this often even when nothing else changed.
 const AT_LEAST_EVERY: Duration = Duration::from_secs(5);
@@ -27,11 +27,19 @@ pub async fn keep_announcing(shared: Agent) {
 
 /// `available`, `working`, `starting` or `unavailable`, with a reason where there is one.
 pub fn state(shared: &Shared) -> (String, Option<String>) {
-    match &*shared.machine.read().unwrap_or_else(|poisoned| poisoned.into_inner()) {
+    match &*shared
+        .machine
+        .read()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+    {
         Machine::Starting => ("starting".into(), None),
         Machine::Without { reason } => ("unavailable".into(), Some(reason.clone())),
         Machine::Ready { .. } => {
-            let word = if shared.serving.all().is_empty() { "available" } else { "working" };
+            let word = if shared.serving.all().is_empty() {
+                "available"
+            } else {
+                "working"
+            };
             (word.into(), None)
         }
     }
@@ -39,7 +47,9 @@ pub fn state(shared: &Shared) -> (String, Option<String>) {
 
 /// Bytes that may still be written into the store.
 pub fn disk_free(shared: &Shared) -> u64 {
-    let on_disk = crate::platform::disk_available(shared.store.dir()).unwrap_or(0).saturating_sub(DISK_RESERVE);
+    let on_disk = crate::platform::disk_available(shared.store.dir())
+        .unwrap_or(0)
+        .saturating_sub(DISK_RESERVE);
     match shared.store.capacity() {
         Some(cap) => cap.saturating_sub(shared.store.used_bytes()).min(on_disk),
         None => on_disk,
@@ -49,7 +59,11 @@ pub fn disk_free(shared: &Shared) -> u64 {
 fn advert(shared: &Shared) -> AdvertBody {
     let (state, reason) = state(shared);
     let memory_free = shared.memory.free();
-    let (devices, device_class) = match &*shared.machine.read().unwrap_or_else(|poisoned| poisoned.into_inner()) {
+    let (devices, device_class) = match &*shared
+        .machine
+        .read()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+    {
         Machine::Ready { devices, .. } => (
             devices
                 .iter()
@@ -61,7 +75,10 @@ fn advert(shared: &Shared) -> AdvertBody {
                     bytes_per_s: device.bytes_per_s.unwrap_or(0.0),
                 })
                 .collect(),
-            devices.first().map(|device| device.class.clone()).unwrap_or_default(),
+            devices
+                .first()
+                .map(|device| device.class.clone())
+                .unwrap_or_default(),
         ),
         _ => (Vec::new(), String::new()),
     };
@@ -70,7 +87,7 @@ fn advert(shared: &Shared) -> AdvertBody {
         .models()
         .iter()
         .map(|model| HeldModel {
-            model: *model.id.as_bytes(),
+            model: *model.id.hash().as_bytes(),
             name: model.manifest.name.clone(),
             segments: bitmap(&model.held),
             total: model.held.len() as u32,
@@ -83,7 +100,11 @@ fn advert(shared: &Shared) -> AdvertBody {
             model: line.order.model,
             name: line.order.model_name.clone(),
             nodes: line.order.stages.len() as u32,
-            numerics: if line.order.exact { "exact".into() } else { "fast".into() },
+            numerics: if line.order.exact {
+                "exact".into()
+            } else {
+                "fast".into()
+            },
             context: line.order.context,
             state: "serving".into(),
             requests: line.requests() as u32,

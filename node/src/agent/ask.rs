@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use skein_pipeline::{FinishReason, Request, RequestId, Sampling, Utf8Assembler};
+use skein_shards::manifest::Manifest;
 use skein_shards::tokenizer::{Message, Tokenizer};
 use tokio::sync::mpsc;
 
@@ -36,19 +37,33 @@ pub struct Job {
 /// What comes back, wherever the head is.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Step {
-    Line { epoch: u64, stages: Vec<objects::Stage> },
+    Line {
+        epoch: u64,
+        stages: Vec<objects::Stage>,
+    },
     Token(u32),
-    Logits { position: u32, vocab: u32, offset: u32, values: Vec<f32> },
-    Finished { reason: objects::FinishReason, message: Option<String>, stages: Vec<objects::Stage> },
+    Logits {
+        position: u32,
+        vocab: u32,
+        offset: u32,
+        values: Vec<f32>,
+    },
+    Finished {
+        reason: objects::FinishReason,
+        message: Option<String>,
+        stages: Vec<objects::Stage>,
+    },
 }
 
 /// Answers a prompt.
 pub async fn ask(shared: &Agent, request: AskRequest, events: EventSink) -> Result<objects::Ask> {
     let begun = Instant::now();
     let model = content::resolve(shared, &request.model)?;
-    let manifest = content::manifest(shared, model, &[]).await.map_err(Error::failed)?;
+    let manifest = content::manifest(shared, model, &[])
+        .await
+        .map_err(Error::failed)?;
     let tokenizer = content::tokenizer(shared, model).await?;
-    let prompt = encode(&tokenizer, &request.prompt, manifest.vocab)?;
+    let prompt = encode(&tokenizer, &request.prompt, &manifest)?;
     let context = lines::context_of(&manifest, request.ctx)?;
     if prompt.len() >= context as usize && request.max_tokens > 0 {
         return Err(Error::bad_input(format_args!(
@@ -68,9 +83,17 @@ pub async fn ask(shared: &Agent, request: AskRequest, events: EventSink) -> Resu
     let prompt_tokens = prompt.len() as u32;
     let job = Job {
         prompt,
-        sampling: Sampling { seed, temperature: request.temperature, ..Sampling::default() },
+        sampling: Sampling {
+            seed,
+            temperature: request.temperature,
+            ..Sampling::default()
+        },
         max_tokens: request.max_tokens,
-        stop_ids: if request.ignore_eos { Vec::new() } else { manifest.stop_ids.clone() },
+        stop_ids: if request.ignore_eos {
+            Vec::new()
+        } else {
+            manifest.stop_ids.clone()
+        },
         collect_logits: false,
     };
 
@@ -93,7 +116,11 @@ pub async fn ask(shared: &Agent, request: AskRequest, events: EventSink) -> Resu
                 }
             }
             Step::Logits { .. } => {}
-            Step::Finished { reason, message, stages } => {
+            Step::Finished {
+                reason,
+                message,
+                stages,
+            } => {
                 if !stages.is_empty() {
                     pipeline = stages;
                 }
@@ -104,8 +131,16 @@ pub async fn ask(shared: &Agent, request: AskRequest, events: EventSink) -> Resu
     if let Some((text, tokens)) = answer.flush() {
         events.send(Event::Text { text, tokens }).await?;
     }
-    let Answer { text, tokens, first, last, .. } = answer;
-    let span = first.zip(last).map(|(first, last): (Instant, Instant)| (last - first).as_secs_f64());
+    let Answer {
+        text,
+        tokens,
+        first,
+        last,
+        ..
+    } = answer;
+    let span = first
+        .zip(last)
+        .map(|(first, last): (Instant, Instant)| (last - first).as_secs_f64());
     Ok(objects::Ask {
         model: model.to_string(),
         text,
@@ -115,7 +150,9 @@ pub async fn ask(shared: &Agent, request: AskRequest, events: EventSink) -> Resu
         numerics: request.numerics,
         epoch,
         ttft_ms: first.map(|first| (first - begun).as_secs_f64() * 1e3),
-        tokens_per_s: span.filter(|span| *span > 0.0 && tokens.len() > 1).map(|span| (tokens.len() - 1) as f64 / span),
+        tokens_per_s: span
+            .filter(|span| *span > 0.0 && tokens.len() > 1)
+            .map(|span| (tokens.len() - 1) as f64 / span),
         tokens,
         seed,
         pipeline,
@@ -123,9 +160,15 @@ pub async fn ask(shared: &Agent, request: AskRequest, events: EventSink) -> Resu
 }
 
 /// The logits of every position of `request.ids`, row by row.
-pub async fn logits(shared: &Agent, request: LogitsRequest, events: EventSink) -> Result<LogitsSummary> {
+pub async fn logits(
+    shared: &Agent,
+    request: LogitsRequest,
+    events: EventSink,
+) -> Result<LogitsSummary> {
     let model = content::resolve(shared, &request.model)?;
-    let manifest = content::manifest(shared, model, &[]).await.map_err(Error::failed)?;
+    let manifest = content::manifest(shared, model, &[])
+        .await
+        .map_err(Error::failed)?;
     if let Some(bad) = request.ids.iter().find(|id| **id >= manifest.vocab) {
         return Err(bad_id(*bad, manifest.vocab));
     }
@@ -134,7 +177,10 @@ pub async fn logits(shared: &Agent, request: LogitsRequest, events: EventSink) -
     }
     let context = lines::context_of(&manifest, None)?;
     if request.ids.len() > context as usize {
-        return Err(Error::bad_input(format_args!("{} ids do not fit a context of {context}", request.ids.len())));
+        return Err(Error::bad_input(format_args!(
+            "{} ids do not fit a context of {context}",
+            request.ids.len()
+        )));
     }
     let want = Want {
         model,
@@ -161,13 +207,23 @@ pub async fn logits(shared: &Agent, request: LogitsRequest, events: EventSink) -
         match step? {
             Step::Line { stages, .. } => pipeline = stages,
             Step::Token(_) => {}
-            Step::Logits { position, offset, values: part, .. } => {
+            Step::Logits {
+                position,
+                offset,
+                values: part,
+                ..
+            } => {
                 // `exact` feeds a token again where a step needs two rows; its logits were sent before.
                 if position < row {
                     continue;
                 }
-                if position != row || offset as usize != values.len() || values.len() + part.len() > vocab {
-                    return Err(Error::failed(format_args!("logits of position {position} came out of order")));
+                if position != row
+                    || offset as usize != values.len()
+                    || values.len() + part.len() > vocab
+                {
+                    return Err(Error::failed(format_args!(
+                        "logits of position {position} came out of order"
+                    )));
                 }
                 values.extend_from_slice(&part);
                 if values.len() == vocab {
@@ -176,8 +232,14 @@ pub async fn logits(shared: &Agent, request: LogitsRequest, events: EventSink) -
                     row += 1;
                 }
             }
-            Step::Finished { reason: objects::FinishReason::Error, message, .. } => {
-                return Err(Error::failed(message.unwrap_or_else(|| "the line failed".into())));
+            Step::Finished {
+                reason: objects::FinishReason::Error,
+                message,
+                ..
+            } => {
+                return Err(Error::failed(
+                    message.unwrap_or_else(|| "the line failed".into()),
+                ));
             }
             Step::Finished { stages, .. } => {
                 if !stages.is_empty() {
@@ -229,15 +291,23 @@ async fn route_and_run(
             Found::Here(line) => return run(line, job, steps).await,
             Found::There(peer) => (peer, None),
             Found::Nowhere => {
-                let manifest = content::manifest(shared, want.model, &[]).await.map_err(Error::failed)?;
+                let manifest = content::manifest(shared, want.model, &[])
+                    .await
+                    .map_err(Error::failed)?;
                 match lines::plan(shared, want, &manifest) {
                     Ok(plan) => (plan.stages[0].peer.clone(), Some(lines::ordered(&plan))),
-                    Err(error) if error.code == Code::DoesNotFit && lines::release_idle(shared).await => {
+                    Err(error)
+                        if error.code == Code::DoesNotFit && lines::release_idle(shared).await =>
+                    {
                         let _ = events.note("gave an idle line's memory back");
                         last = Some(error);
                         continue;
                     }
-                    Err(error) => return Err(last.filter(|last: &Error| last.code == Code::Refused).unwrap_or(error)),
+                    Err(error) => {
+                        return Err(last
+                            .filter(|last: &Error| last.code == Code::Refused)
+                            .unwrap_or(error));
+                    }
                 }
             }
         };
@@ -251,7 +321,9 @@ async fn route_and_run(
         };
         match outcome {
             Ok(()) => return Ok(()),
-            Err(error) if matches!(error.code, Code::BadInput | Code::Interrupted) => return Err(error),
+            Err(error) if matches!(error.code, Code::BadInput | Code::Interrupted) => {
+                return Err(error);
+            }
             Err(error) => {
                 let _ = events.note(error.message.clone());
                 last = Some(error);
@@ -279,13 +351,26 @@ pub async fn run(line: LineHandle, job: &Job, steps: &mpsc::Sender<Result<Step>>
         })?;
     let gone = || Error::interrupted();
     steps
-        .send(Ok(Step::Line { epoch: line.epoch, stages: lines::stages_of(&line) }))
+        .send(Ok(Step::Line {
+            epoch: line.epoch,
+            stages: lines::stages_of(&line),
+        }))
         .await
         .map_err(|_| gone())?;
     while let Some(event) = ticket.next().await {
         let step = match event {
             RequestEvent::Token { token } => Step::Token(token),
-            RequestEvent::Logits { position, vocab, offset, values } => Step::Logits { position, vocab, offset, values },
+            RequestEvent::Logits {
+                position,
+                vocab,
+                offset,
+                values,
+            } => Step::Logits {
+                position,
+                vocab,
+                offset,
+                values,
+            },
             RequestEvent::Finished { reason, message } => Step::Finished {
                 reason: match reason {
                     FinishReason::Stop => objects::FinishReason::Stop,
@@ -303,20 +388,33 @@ pub async fn run(line: LineHandle, job: &Job, steps: &mpsc::Sender<Result<Step>>
 }
 
 /// The prompt's tokens. Nothing that a person typed becomes a control token.
-fn encode(tokenizer: &Tokenizer, prompt: &Prompt, vocab: u32) -> Result<Vec<u32>> {
+fn encode(tokenizer: &Tokenizer, prompt: &Prompt, manifest: &Manifest) -> Result<Vec<u32>> {
+    let vocab = manifest.vocab;
     let ids = match prompt {
         Prompt::Chat { system, text } => {
             let mut messages = Vec::new();
             if let Some(system) = system {
-                messages.push(Message { role: "system".into(), content: system.clone() });
+                messages.push(Message {
+                    role: "system".into(),
+                    content: system.clone(),
+                });
             }
-            messages.push(Message { role: "user".into(), content: text.clone() });
+            messages.push(Message {
+                role: "user".into(),
+                content: text.clone(),
+            });
             tokenizer.encode_chat(&messages, true).map_err(|error| {
                 Error::bad_input(format_args!("the model's chat template failed: {error}"))
                     .hint("use --raw to continue the text as it stands")
             })?
         }
-        Prompt::Raw { text } => tokenizer.encode(text, false).map_err(Error::bad_input)?,
+        Prompt::Raw { text } => {
+            let begin = manifest.bos_id.filter(|_| manifest.add_bos);
+            begin
+                .into_iter()
+                .chain(tokenizer.encode(text, false))
+                .collect()
+        }
         Prompt::Ids { ids } => {
             if let Some(bad) = ids.iter().find(|id| **id >= vocab) {
                 return Err(bad_id(*bad, vocab));
@@ -331,7 +429,10 @@ fn encode(tokenizer: &Tokenizer, prompt: &Prompt, vocab: u32) -> Result<Vec<u32>
 }
 
 fn bad_id(id: u32, vocab: u32) -> Error {
-    Error::bad_input(format_args!("there is no token {id}: the model has 0 to {}", vocab - 1))
+    Error::bad_input(format_args!(
+        "there is no token {id}: the model has 0 to {}",
+        vocab - 1
+    ))
 }
 
 /// Tokens on their way to text.
@@ -373,6 +474,7 @@ impl<'a> Answer<'a> {
     fn flush(&mut self) -> Option<(String, Vec<u32>)> {
         let text = self.assembler.flush();
         self.text.push_str(&text);
-        (!text.is_empty() || !self.pending.is_empty()).then(|| (text, std::mem::take(&mut self.pending)))
+        (!text.is_empty() || !self.pending.is_empty())
+            .then(|| (text, std::mem::take(&mut self.pending)))
     }
 }

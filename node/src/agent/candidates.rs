@@ -43,7 +43,12 @@ pub fn shape(manifest: &Manifest, exact: bool) -> ModelShape {
 
 /// Which segments of a model are held, given one flag a segment.
 pub fn held(manifest: &Manifest, holds: impl Fn(usize) -> bool) -> Held {
-    let mut held = Held { common: false, embedding: false, layers: BTreeSet::new(), head: false };
+    let mut held = Held {
+        common: false,
+        embedding: false,
+        layers: BTreeSet::new(),
+        head: false,
+    };
     for (index, segment) in manifest.segments.iter().enumerate() {
         if !holds(index) {
             continue;
@@ -63,12 +68,21 @@ pub fn held(manifest: &Manifest, holds: impl Fn(usize) -> bool) -> Held {
 /// This machine and every member that was heard of lately.
 pub fn all(shared: &Shared, model: [u8; 32], manifest: &Manifest) -> Vec<Candidate> {
     let mut candidates = vec![own(shared, model, manifest)];
-    candidates.extend(shared.peers().iter().filter_map(|peer| other(peer, model, manifest)));
+    candidates.extend(
+        shared
+            .peers()
+            .iter()
+            .filter_map(|peer| other(peer, model, manifest)),
+    );
     candidates
 }
 
 fn own(shared: &Shared, model: [u8; 32], manifest: &Manifest) -> Candidate {
-    let devices = match &*shared.machine.read().unwrap_or_else(|poisoned| poisoned.into_inner()) {
+    let devices = match &*shared
+        .machine
+        .read()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+    {
         Machine::Ready { devices, .. } => devices
             .iter()
             .map(|device| DeviceOffer {
@@ -80,7 +94,10 @@ fn own(shared: &Shared, model: [u8; 32], manifest: &Manifest) -> Candidate {
             .collect(),
         _ => Vec::new(),
     };
-    let held_segments = shared.store.held(model.into()).unwrap_or_default();
+    let held_segments = shared
+        .store
+        .held(super::content::model_id(model))
+        .unwrap_or_default();
     Candidate {
         peer: shared.peer.clone(),
         name: shared.name.clone(),
@@ -92,7 +109,9 @@ fn own(shared: &Shared, model: [u8; 32], manifest: &Manifest) -> Candidate {
             None => Standing::Available,
         },
         rtt_ms: 0.0,
-        held: held(manifest, |index| held_segments.get(index).copied().unwrap_or(false)),
+        held: held(manifest, |index| {
+            held_segments.get(index).copied().unwrap_or(false)
+        }),
     }
 }
 
@@ -105,10 +124,18 @@ fn other(peer: &PeerEntry, model: [u8; 32], manifest: &Manifest) -> Option<Candi
             ours: skein_discovery::advert::GENERATION,
         }
     } else if !peer.fresh || !peer.connected {
-        Standing::Unavailable { reason: "not heard of lately".into() }
+        Standing::Unavailable {
+            reason: "not heard of lately".into(),
+        }
     } else if advert.state != "available" && advert.state != "working" {
-        let reason = if advert.reason.is_empty() { &advert.state } else { &advert.reason };
-        Standing::Unavailable { reason: reason.clone() }
+        let reason = if advert.reason.is_empty() {
+            &advert.state
+        } else {
+            &advert.reason
+        };
+        Standing::Unavailable {
+            reason: reason.clone(),
+        }
     } else {
         Standing::Available
     };
@@ -130,6 +157,8 @@ fn other(peer: &PeerEntry, model: [u8; 32], manifest: &Manifest) -> Option<Candi
         disk_free: advert.disk_free,
         standing,
         rtt_ms: peer.rtt.map_or(0.0, |rtt| rtt.as_secs_f64() * 1e3),
-        held: held(manifest, |index| model.is_some_and(|model| model.holds(index as u32))),
+        held: held(manifest, |index| {
+            model.is_some_and(|model| model.holds(index as u32))
+        }),
     })
 }

@@ -18,7 +18,10 @@ pub enum Machine {
     /// It cannot compute, but it can hold and serve segments.
     Without { reason: String },
     /// It can.
-    Ready { runtime: RuntimeFiles, devices: Vec<DeviceReport> },
+    Ready {
+        runtime: RuntimeFiles,
+        devices: Vec<DeviceReport>,
+    },
 }
 
 /// Where the runtime and the files that workers share are.
@@ -70,7 +73,9 @@ async fn find(shared: &Shared) -> Result<(RuntimeFiles, Vec<DeviceReport>), Stri
     let mut report = host::probe(&executable, &libs_dir, &cache_dir, false)
         .await
         .map_err(|error| error.to_string())?;
-    report.devices.retain(|device| wanted(&shared.options.devices, &device.id));
+    report
+        .devices
+        .retain(|device| wanted(&shared.options.devices, &device.id));
     if report.devices.is_empty() {
         return Err("it has none of the devices that its owner chose".into());
     }
@@ -83,9 +88,17 @@ async fn find(shared: &Shared) -> Result<(RuntimeFiles, Vec<DeviceReport>), Stri
         .unwrap_or_default();
     let measured = |device: &DeviceReport| {
         let same = |known: &&Calibration| known.id == device.id && known.name == device.name;
-        known.devices.iter().find(same).map(|known| known.bytes_per_s)
+        known
+            .devices
+            .iter()
+            .find(same)
+            .map(|known| known.bytes_per_s)
     };
-    if report.devices.iter().all(|device| measured(device).is_some()) {
+    if report
+        .devices
+        .iter()
+        .all(|device| measured(device).is_some())
+    {
         for device in &mut report.devices {
             device.bytes_per_s = measured(device);
         }
@@ -95,17 +108,31 @@ async fn find(shared: &Shared) -> Result<(RuntimeFiles, Vec<DeviceReport>), Stri
             .map_err(|error| error.to_string())?;
         for device in &mut report.devices {
             let same = |other: &&DeviceReport| other.id == device.id;
-            device.bytes_per_s = calibrated.devices.iter().find(same).and_then(|other| other.bytes_per_s);
+            device.bytes_per_s = calibrated
+                .devices
+                .iter()
+                .find(same)
+                .and_then(|other| other.bytes_per_s);
         }
         save(&file, &report.version, &report.devices);
     }
-    Ok((RuntimeFiles { libs_dir, cache_dir, version: report.version }, report.devices))
+    Ok((
+        RuntimeFiles {
+            libs_dir,
+            cache_dir,
+            version: report.version,
+        },
+        report.devices,
+    ))
 }
 
 /// Whether the owner's choice covers a device. `auto` is the CPU: the GPU path has not been tried on a GPU yet.
 fn wanted(choice: &[DeviceChoice], id: &str) -> bool {
     let auto = choice.is_empty() || choice.contains(&DeviceChoice::Auto);
-    (auto && id == "CPU") || choice.iter().any(|one| *one == DeviceChoice::Named(id.to_owned()))
+    (auto && id == "CPU")
+        || choice
+            .iter()
+            .any(|one| *one == DeviceChoice::Named(id.to_owned()))
 }
 
 fn save(file: &std::path::Path, version: &str, devices: &[DeviceReport]) {
@@ -115,16 +142,22 @@ fn save(file: &std::path::Path, version: &str, devices: &[DeviceReport]) {
             .iter()
             .filter_map(|device| {
                 let bytes_per_s = device.bytes_per_s?;
-                Some(Calibration { id: device.id.clone(), name: device.name.clone(), bytes_per_s })
+                Some(Calibration {
+                    id: device.id.clone(),
+                    name: device.name.clone(),
+                    bytes_per_s,
+                })
             })
             .collect(),
     };
     // Losing it costs a second of measuring at the next start.
-    let written = serde_json::to_vec_pretty(&known).map_err(std::io::Error::other).and_then(|bytes| {
-        let draft = file.with_extension("json.new");
-        std::fs::write(&draft, bytes)?;
-        std::fs::rename(draft, file)
-    });
+    let written = serde_json::to_vec_pretty(&known)
+        .map_err(std::io::Error::other)
+        .and_then(|bytes| {
+            let draft = file.with_extension("json.new");
+            std::fs::write(&draft, bytes)?;
+            std::fs::rename(draft, file)
+        });
     if let Err(error) = written {
         tracing::warn!(%error, "the devices' speed could not be kept");
     }

@@ -43,18 +43,23 @@ pub enum Found {
 pub fn context_of(manifest: &Manifest, asked: Option<u32>) -> Result<u32> {
     match asked {
         None => Ok(DEFAULT_CONTEXT.min(manifest.context)),
-        Some(asked) if asked == 0 || asked > manifest.context => Err(Error::bad_input(format_args!(
-            "a context of {asked} tokens is out of range: {} was made for 1 to {}",
-            manifest.name, manifest.context
-        ))
-        .hint("give --ctx within that range")),
+        Some(asked) if asked == 0 || asked > manifest.context => {
+            Err(Error::bad_input(format_args!(
+                "a context of {asked} tokens is out of range: {} was made for 1 to {}",
+                manifest.name, manifest.context
+            ))
+            .hint("give --ctx within that range"))
+        }
         Some(asked) => Ok(asked),
     }
 }
 
 /// The lines that this machine heads and that take requests.
 pub fn serving(shared: &Shared) -> Vec<LineHandle> {
-    let mut lines = shared.lines.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut lines = shared
+        .lines
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
     lines.retain(|_, line| line.is_serving());
     lines.values().cloned().collect()
 }
@@ -67,7 +72,9 @@ pub fn find(shared: &Shared, want: &Want) -> Found {
             && line.order.exact == want.exact
             && line.order.logits == want.logits
             && line.order.context >= want.context
-            && want.nodes.is_none_or(|nodes| nodes as usize == line.order.stages.len())
+            && want
+                .nodes
+                .is_none_or(|nodes| nodes as usize == line.order.stages.len())
     });
     if let Some(line) = here {
         return Found::Here(line);
@@ -77,7 +84,13 @@ pub fn find(shared: &Shared, want: &Want) -> Found {
     }
     let numerics = if want.exact { "exact" } else { "fast" };
     for peer in shared.peers() {
-        let Some(advert) = peer.advert.as_ref().filter(|_| peer.fresh && peer.connected) else { continue };
+        let Some(advert) = peer
+            .advert
+            .as_ref()
+            .filter(|_| peer.fresh && peer.connected)
+        else {
+            continue;
+        };
         let fits = advert.body.lines.iter().any(|line| {
             line.model == model
                 && line.numerics == numerics
@@ -140,10 +153,19 @@ pub async fn here(
     if let Found::Here(line) = find(shared, want) {
         return Ok(line);
     }
-    let Some(stages) = stages.filter(|stages| stages.first().is_some_and(|first| first.peer == shared.peer)) else {
-        return Err(Error::failed(format_args!("{} has no such line any more", shared.name)));
+    let Some(stages) = stages.filter(|stages| {
+        stages
+            .first()
+            .is_some_and(|first| first.peer == shared.peer)
+    }) else {
+        return Err(Error::failed(format_args!(
+            "{} has no such line any more",
+            shared.name
+        )));
     };
-    let manifest = content::manifest(shared, want.model, &[]).await.map_err(Error::failed)?;
+    let manifest = content::manifest(shared, want.model, &[])
+        .await
+        .map_err(Error::failed)?;
     let line = build_ordered(shared, want, &manifest, stages, events).await?;
     shared.changed.notify_one();
     Ok(line)
@@ -151,7 +173,9 @@ pub async fn here(
 
 /// Ends one line that nobody uses; false where there is none.
 pub async fn release_idle(shared: &Shared) -> bool {
-    let idle = serving(shared).into_iter().find(|line| line.requests() == 0);
+    let idle = serving(shared)
+        .into_iter()
+        .find(|line| line.requests() == 0);
     match idle {
         Some(line) => {
             line.close("its memory is needed for another line").await;
@@ -180,7 +204,11 @@ async fn build_ordered(
         stages,
     };
     let (sender, mut told) = mpsc::channel(BUILD_EVENTS);
-    let names: Vec<String> = order.stages.iter().map(|stage| stage.name.clone()).collect();
+    let names: Vec<String> = order
+        .stages
+        .iter()
+        .map(|stage| stage.name.clone())
+        .collect();
     let building = build::build(shared, order, sender);
     tokio::pin!(building);
     let built = loop {
@@ -193,14 +221,22 @@ async fn build_ordered(
         tell(shared, events, &names, event);
     }
     let built = built.map_err(|error| match &error {
-        BuildError::Refused { free_bytes, needed_bytes, .. } if needed_bytes > free_bytes && *free_bytes > 0 => {
+        BuildError::Refused {
+            free_bytes,
+            needed_bytes,
+            ..
+        } if needed_bytes > free_bytes && *free_bytes > 0 => {
             Error::does_not_fit(&error, needed_bytes - free_bytes)
         }
         BuildError::Refused { .. } => Error::new(Code::Refused, &error),
         BuildError::Failed { .. } => Error::failed(&error),
     })?;
     let line = head::start(built);
-    shared.lines.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(line.line, line.clone());
+    shared
+        .lines
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+        .insert(line.line, line.clone());
     follow(shared.clone(), line.clone());
     Ok(line)
 }
@@ -216,38 +252,72 @@ fn follow(shared: Agent, line: LineHandle) {
     tokio::spawn(async move {
         let mut state = line.state.clone();
         let _ = state.wait_for(|state| *state != LineState::Serving).await;
-        shared.lines.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).remove(&line.line);
+        shared
+            .lines
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+            .remove(&line.line);
         shared.changed.notify_one();
-        shared.tell(&objects::AgentEvent::Line { model, epoch: line.epoch, state: objects::LineState::Ended });
+        shared.tell(&objects::AgentEvent::Line {
+            model,
+            epoch: line.epoch,
+            state: objects::LineState::Ended,
+        });
     });
 }
 
 fn tell(shared: &Shared, events: &EventSink, names: &[String], event: BuildEvent) {
     // What is only for the eye may be lost when the asker is slow.
     let _ = match event {
-        BuildEvent::Reserved { stage, bytes } => {
-            events.note(format!("{} set {} aside", names[stage], crate::output::bytes(bytes)))
-        }
+        BuildEvent::Reserved { stage, bytes } => events.note(format!(
+            "{} set {} aside",
+            names[stage],
+            crate::output::size(bytes)
+        )),
         BuildEvent::Progress { stage, progress } => {
-            let from = progress.from.as_deref().map(|peer| format!(" from {}", shared.name_of(peer)));
-            let task = format!("{} {}{}", names[stage], progress.phase.word(), from.unwrap_or_default());
+            let from = progress
+                .from
+                .as_deref()
+                .map(|peer| format!(" from {}", shared.name_of(peer)));
+            let task = format!(
+                "{} {}{}",
+                names[stage],
+                progress.phase.word(),
+                from.unwrap_or_default()
+            );
             events.progress(&task, progress.done, progress.total, progress.total > 0)
         }
         BuildEvent::Loaded { stage, report } => {
             let pulled: Vec<String> = report
                 .pulled_from
                 .iter()
-                .map(|(peer, bytes)| format!("{} from {}", crate::output::bytes(*bytes), shared.name_of(peer)))
+                .map(|(peer, bytes)| {
+                    format!(
+                        "{} from {}",
+                        crate::output::size(*bytes),
+                        shared.name_of(peer)
+                    )
+                })
                 .collect();
-            let pulled = if pulled.is_empty() { "nothing to pull".to_owned() } else { format!("pulled {}", pulled.join(", ")) };
-            events.note(format!("{} is ready: {pulled}; compiled in {} ms", names[stage], report.compile_ms))
+            let pulled = if pulled.is_empty() {
+                "nothing to pull".to_owned()
+            } else {
+                format!("pulled {}", pulled.join(", "))
+            };
+            events.note(format!(
+                "{} is ready: {pulled}; compiled in {} ms",
+                names[stage], report.compile_ms
+            ))
         }
     };
 }
 
 /// The stages of a line as people and scripts see them, with their latest pulse.
 pub fn stages_of(line: &LineHandle) -> Vec<objects::Stage> {
-    let pulses = line.pulses.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let pulses = line
+        .pulses
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
     line.order
         .stages
         .iter()
@@ -255,7 +325,14 @@ pub fn stages_of(line: &LineHandle) -> Vec<objects::Stage> {
         .enumerate()
         .map(|(index, (stage, report))| {
             let pulse = pulses.get(&index).copied().unwrap_or_default();
-            stage_object(&stage.peer, &stage.name, stage.layers, report, pulse.steps, pulse.resident_bytes)
+            stage_object(
+                &stage.peer,
+                &stage.name,
+                stage.layers,
+                report,
+                pulse.steps,
+                pulse.resident_bytes,
+            )
         })
         .collect()
 }
@@ -277,12 +354,19 @@ pub fn stage_object(
         worker_pid: report.worker_pid,
         weights_bytes: report.weights_bytes,
         kv_bytes: report.kv_bytes,
-        resident_bytes: if resident_bytes > 0 { resident_bytes } else { report.resident_bytes },
+        resident_bytes: if resident_bytes > 0 {
+            resident_bytes
+        } else {
+            report.resident_bytes
+        },
         pulled_bytes: report.pulled_bytes,
         pulled_from: report
             .pulled_from
             .iter()
-            .map(|(peer, bytes)| objects::PulledFrom { peer: peer.clone(), bytes: *bytes })
+            .map(|(peer, bytes)| objects::PulledFrom {
+                peer: peer.clone(),
+                bytes: *bytes,
+            })
             .collect(),
         steps,
     }
@@ -290,6 +374,11 @@ pub fn stage_object(
 
 /// Sends the line's stages to the asker.
 pub async fn show(line: &LineHandle, events: &EventSink) -> Result<()> {
-    events.send(Event::Line { epoch: line.epoch, stages: stages_of(line) }).await?;
+    events
+        .send(Event::Line {
+            epoch: line.epoch,
+            stages: stages_of(line),
+        })
+        .await?;
     Ok(())
 }

@@ -26,7 +26,11 @@ pub struct Reservation {
 impl MemoryAccount {
     /// An account of `cap` bytes.
     pub fn new(cap: u64) -> Self {
-        MemoryAccount(Arc::new(Mutex::new(Account { cap, next: 0, reserved: BTreeMap::new() })))
+        MemoryAccount(Arc::new(Mutex::new(Account {
+            cap,
+            next: 0,
+            reserved: BTreeMap::new(),
+        })))
     }
 
     /// The owner's cap in bytes.
@@ -55,11 +59,17 @@ impl MemoryAccount {
         let key = account.next;
         account.next += 1;
         account.reserved.insert(key, bytes);
-        Ok(Reservation { account: self.clone(), key, bytes })
+        Ok(Reservation {
+            account: self.clone(),
+            key,
+            bytes,
+        })
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Account> {
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.0
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 

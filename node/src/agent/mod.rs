@@ -32,7 +32,7 @@ pub mod serving;
 
 use std::sync::{Arc, RwLock};
 
-use skein_discovery::{Handle, PeerId, PeerEntry};
+use skein_discovery::{Handle, PeerEntry, PeerId};
 use skein_shards::store::Store;
 use tokio::sync::{Notify, watch};
 
@@ -81,7 +81,11 @@ impl Shared {
         if *self.stop.borrow() {
             return Some("it is stopping".into());
         }
-        match &*self.machine.read().unwrap_or_else(|poisoned| poisoned.into_inner()) {
+        match &*self
+            .machine
+            .read()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+        {
             Machine::Starting => Some("it is still starting".into()),
             Machine::Without { reason } => Some(reason.clone()),
             Machine::Ready { .. } => None,
@@ -100,7 +104,9 @@ impl Shared {
 
     /// Opens a stream to a member.
     pub async fn open_stream(&self, peer: &str, protocol: &str) -> Result<BoxIo, String> {
-        let peer: PeerId = peer.parse().map_err(|_| format!("{peer} is not a peer id"))?;
+        let peer: PeerId = peer
+            .parse()
+            .map_err(|_| format!("{peer} is not a peer id"))?;
         match self.network.open_stream(peer, protocol).await {
             Ok(stream) => Ok(Box::new(stream)),
             Err(error) => Err(error.to_string()),
@@ -112,17 +118,27 @@ impl Shared {
         if peer == self.peer {
             return self.name.clone();
         }
-        let named = self.peers().into_iter().find(|entry| entry.peer.to_string() == peer);
+        let named = self
+            .peers()
+            .into_iter()
+            .find(|entry| entry.peer.to_string() == peer);
         match named {
             Some(entry) if !entry.name.is_empty() => entry.name,
-            _ => peer.chars().rev().take(8).collect::<Vec<_>>().into_iter().rev().collect(),
+            _ => peer
+                .chars()
+                .rev()
+                .take(8)
+                .collect::<Vec<_>>()
+                .into_iter()
+                .rev()
+                .collect(),
         }
     }
 
     /// Tells whoever started the agent in `--json` that something happened.
     pub fn tell(&self, event: &AgentEvent) {
         if self.options.json {
-            crate::output::json_line(event);
+            crate::output::json(event);
         }
     }
 }

@@ -49,17 +49,32 @@ impl StageRequest {
 /// Bytes that the offered stage takes, after a check that the offer makes sense. Fetches the manifest where it is
 /// missing.
 pub async fn footprint_of(shared: &Arc<Shared>, offer: &Offer) -> Result<u64, String> {
-    let manifest =
-        content::manifest(shared, content::model_id(offer.model), std::slice::from_ref(&offer.head)).await?;
+    let manifest = content::manifest(
+        shared,
+        content::model_id(offer.model),
+        std::slice::from_ref(&offer.head),
+    )
+    .await?;
     let (first, end) = offer.layers;
     if first >= end || end > manifest.layers {
-        return Err(format!("there are no layers {first} to {end} in a model of {}", manifest.layers));
+        return Err(format!(
+            "there are no layers {first} to {end} in a model of {}",
+            manifest.layers
+        ));
     }
-    if (offer.stage == 0) != (first == 0) || (offer.stage + 1 == offer.stages) != (end == manifest.layers) {
-        return Err(format!("layers {first} to {end} do not belong to stage {} of {}", offer.stage, offer.stages));
+    if (offer.stage == 0) != (first == 0)
+        || (offer.stage + 1 == offer.stages) != (end == manifest.layers)
+    {
+        return Err(format!(
+            "layers {first} to {end} do not belong to stage {} of {}",
+            offer.stage, offer.stages
+        ));
     }
     if offer.blocks == 0 || offer.blocks as usize > skein_pipeline::frame::MAX_FRAME_BLOCKS {
-        return Err(format!("a KV pool of {} blocks is out of range", offer.blocks));
+        return Err(format!(
+            "a KV pool of {} blocks is out of range",
+            offer.blocks
+        ));
     }
     let shape = super::candidates::shape(&manifest, offer.exact);
     let tokens = offer.blocks.saturating_mul(skein_pipeline::BLOCK_SLOTS);
@@ -72,27 +87,51 @@ pub async fn prepare(
     request: StageRequest,
     progress: mpsc::Sender<Progress>,
 ) -> Result<(Worker, StageReport), String> {
-    let (runtime, device_known) =
-        match &*shared.machine.read().unwrap_or_else(|poisoned| poisoned.into_inner()) {
-            Machine::Ready { runtime, devices } => {
-                (runtime.clone(), devices.iter().any(|device| device.id == request.device))
-            }
-            _ => return Err(shared.unavailable().unwrap_or_else(|| "it is not ready".into())),
-        };
+    let (runtime, device_known) = match &*shared
+        .machine
+        .read()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+    {
+        Machine::Ready { runtime, devices } => (
+            runtime.clone(),
+            devices.iter().any(|device| device.id == request.device),
+        ),
+        _ => {
+            return Err(shared
+                .unavailable()
+                .unwrap_or_else(|| "it is not ready".into()));
+        }
+    };
     if !device_known {
         return Err(format!("it has no device {}", request.device));
     }
     let manifest = content::manifest(&shared, request.model, &request.from).await?;
     let layers = request.layers.0..request.layers.1;
 
-    let pulled = content::pull(&shared, request.model, &manifest, layers.clone(), &request.from, &progress).await?;
+    let pulled = content::pull(
+        &shared,
+        request.model,
+        &manifest,
+        layers.clone(),
+        &request.from,
+        &progress,
+    )
+    .await?;
 
-    let say = |phase| Progress { phase, done: 0, total: 0, from: None };
+    let say = |phase| Progress {
+        phase,
+        done: 0,
+        total: 0,
+        from: None,
+    };
     let _ = progress.try_send(say(Phase::Cutting));
     let graph = cut(&shared, request.model, &manifest, layers.clone()).await?;
 
     let _ = progress.try_send(say(Phase::Compiling));
-    let windows = match manifest.sliding_windows.get(layers.start as usize..layers.end as usize) {
+    let windows = match manifest
+        .sliding_windows
+        .get(layers.start as usize..layers.end as usize)
+    {
         Some(windows) => windows.to_vec(),
         None => vec![0; layers.len()],
     };
@@ -100,7 +139,10 @@ pub async fn prepare(
         libs_dir: runtime.libs_dir,
         cache_dir: runtime.cache_dir,
         graph,
-        weights: shared.store.weights_path(request.model).map_err(|error| error.to_string())?,
+        weights: shared
+            .store
+            .weights_path(request.model)
+            .map_err(|error| error.to_string())?,
         device: request.device.clone(),
         exact: request.exact,
         blocks: request.blocks,
@@ -119,7 +161,9 @@ pub async fn prepare(
         allow_logits: request.logits,
     };
     let executable = host::executable().map_err(|error| error.to_string())?;
-    let (worker, loaded) = Worker::load(&executable, &spec).await.map_err(|error| error.to_string())?;
+    let (worker, loaded) = Worker::load(&executable, &spec)
+        .await
+        .map_err(|error| error.to_string())?;
     tracing::info!(
         pid = loaded.pid,
         "layers {} to {} of {} compiled in {} ms; runtime graph {:?}; weights {:?}",
@@ -136,7 +180,8 @@ pub async fn prepare(
         worker_pid: loaded.pid,
         weights_bytes: manifest.weights_bytes(layers),
         kv_bytes: loaded.kv_bytes,
-        resident_bytes: crate::platform::resident_bytes(loaded.pid).unwrap_or(loaded.resident_bytes),
+        resident_bytes: crate::platform::resident_bytes(loaded.pid)
+            .unwrap_or(loaded.resident_bytes),
         pulled_bytes: pulled.values().sum(),
         pulled_from: pulled.into_iter().collect(),
         compile_ms: loaded.compile_ms,
@@ -160,7 +205,8 @@ async fn cut(
     tokio::task::spawn_blocking(move || {
         let blob = store.graph(model).map_err(|error| error.to_string())?;
         let xml = graph::stage_xml(&manifest, &blob, layers).map_err(|error| error.to_string())?;
-        write_whole(&folder, &path, xml.as_bytes()).map_err(|error| format!("cannot keep the cut graph: {error}"))?;
+        write_whole(&folder, &path, xml.as_bytes())
+            .map_err(|error| format!("cannot keep the cut graph: {error}"))?;
         Ok(path)
     })
     .await

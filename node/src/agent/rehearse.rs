@@ -18,9 +18,15 @@ use crate::objects;
 const QUEUE: usize = 64;
 
 /// Prepares the stage that `request` names.
-pub async fn stage(shared: &Agent, request: StageRequest, events: EventSink) -> Result<objects::Stage> {
+pub async fn stage(
+    shared: &Agent,
+    request: StageRequest,
+    events: EventSink,
+) -> Result<objects::Stage> {
     let model = content::resolve(shared, &request.model)?;
-    let manifest = content::manifest(shared, model, &[]).await.map_err(Error::failed)?;
+    let manifest = content::manifest(shared, model, &[])
+        .await
+        .map_err(Error::failed)?;
     let [first, end] = request.layers;
     if first >= end || end > manifest.layers {
         return Err(Error::bad_input(format_args!(
@@ -28,15 +34,28 @@ pub async fn stage(shared: &Agent, request: StageRequest, events: EventSink) -> 
             manifest.name, manifest.layers
         )));
     }
-    let device = match &*shared.machine.read().unwrap_or_else(|poisoned| poisoned.into_inner()) {
+    let device = match &*shared
+        .machine
+        .read()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+    {
         Machine::Ready { devices, .. } => devices.first().map(|device| device.id.clone()),
         _ => None,
     }
-    .ok_or_else(|| Error::failed(shared.unavailable().unwrap_or_else(|| "this machine has no device".into())))?;
+    .ok_or_else(|| {
+        Error::failed(
+            shared
+                .unavailable()
+                .unwrap_or_else(|| "this machine has no device".into()),
+        )
+    })?;
     let context = lines::context_of(&manifest, None)?;
     let needed = Footprint::of(&candidates::shape(&manifest, true), &(first..end), context).total();
     let _reservation = shared.memory.reserve(needed).map_err(|free| {
-        Error::does_not_fit(format_args!("{free} bytes are free, {needed} are needed"), needed - free)
+        Error::does_not_fit(
+            format_args!("{free} bytes are free, {needed} are needed"),
+            needed - free,
+        )
     })?;
     let (progress, mut told) = mpsc::channel(QUEUE);
     let prepared = prepare::prepare(

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use skein_shards::hash::ModelId;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 
@@ -64,7 +63,11 @@ pub async fn ask(
     steps: &mpsc::Sender<Result<Step>>,
 ) -> Result<()> {
     let name = shared.name_of(peer);
-    let broke = |error: &dyn std::fmt::Display| Error::failed(format_args!("{name}, the head of the line, is gone: {error}"));
+    let broke = |error: &dyn std::fmt::Display| {
+        Error::failed(format_args!(
+            "{name}, the head of the line, is gone: {error}"
+        ))
+    };
     let mut stream = shared
         .open_stream(peer, ASK_PROTOCOL)
         .await
@@ -78,7 +81,9 @@ pub async fn ask(
         stages,
         job: job.clone(),
     };
-    wire::send(&mut stream, kind::CONTROL, &message).await.map_err(|error| broke(&error))?;
+    wire::send(&mut stream, kind::CONTROL, &message)
+        .await
+        .map_err(|error| broke(&error))?;
     let mut begun = false;
     loop {
         let (_, body) = match wire::receive_raw(&mut stream, MAX_SAID).await {
@@ -90,7 +95,10 @@ pub async fn ask(
                     message: Some(broke(&error).message),
                     stages: Vec::new(),
                 };
-                steps.send(Ok(finished)).await.map_err(|_| Error::interrupted())?;
+                steps
+                    .send(Ok(finished))
+                    .await
+                    .map_err(|_| Error::interrupted())?;
                 return Ok(());
             }
             Err(error) => return Err(broke(&error)),
@@ -98,7 +106,12 @@ pub async fn ask(
         match wire::decode(&body).map_err(|error| broke(&error))? {
             Said::Event(event) => {
                 let _ = match event {
-                    Event::Progress { task, done, total, bytes } => events.progress(&task, done, total, bytes),
+                    Event::Progress {
+                        task,
+                        done,
+                        total,
+                        bytes,
+                    } => events.progress(&task, done, total, bytes),
                     Event::Note { message } => events.note(message),
                     _ => Ok(()),
                 };
@@ -107,7 +120,10 @@ pub async fn ask(
             Said::Step(step) => {
                 begun |= matches!(step, Step::Token(_) | Step::Logits { .. });
                 let last = matches!(step, Step::Finished { .. });
-                steps.send(Ok(step)).await.map_err(|_| Error::interrupted())?;
+                steps
+                    .send(Ok(step))
+                    .await
+                    .map_err(|_| Error::interrupted())?;
                 if last {
                     return Ok(());
                 }
@@ -118,10 +134,11 @@ pub async fn ask(
 
 /// Serves one request of another member.
 pub async fn serve(shared: Agent, from: String, mut stream: BoxIo) {
-    let message = match tokio::time::timeout(ASK_TIMEOUT, wire::receive_raw(&mut stream, MAX_ASK)).await {
-        Ok(Ok((kind::CONTROL, body))) => wire::decode::<Ask>(&body),
-        _ => return,
-    };
+    let message =
+        match tokio::time::timeout(ASK_TIMEOUT, wire::receive_raw(&mut stream, MAX_ASK)).await {
+            Ok(Ok((kind::CONTROL, body))) => wire::decode::<Ask>(&body),
+            _ => return,
+        };
     let message = match message {
         Ok(message) => message,
         Err(error) => {
@@ -193,7 +210,9 @@ async fn answer(shared: Agent, message: Ask, said: mpsc::Sender<Said>) {
 
 /// A peer's request is checked like a person's.
 async fn check(shared: &Arc<super::Shared>, want: &Want, job: &Job) -> Result<()> {
-    let manifest = content::manifest(shared, want.model, &[]).await.map_err(Error::failed)?;
+    let manifest = content::manifest(shared, want.model, &[])
+        .await
+        .map_err(Error::failed)?;
     lines::context_of(&manifest, Some(want.context))?;
     if let Some(bad) = job.prompt.iter().find(|id| **id >= manifest.vocab) {
         return Err(Error::bad_input(format_args!("there is no token {bad}")));
@@ -206,4 +225,3 @@ async fn check(shared: &Arc<super::Shared>, want: &Want, job: &Job) -> Result<()
     }
     Ok(())
 }
-

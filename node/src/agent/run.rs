@@ -4,7 +4,9 @@ use std::future::Future;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
-use skein_discovery::{Event, Events, Identity, Membership, Multiaddr, SharedMembership, Swarm, SwarmConfig};
+use skein_discovery::{
+    Event, Events, Identity, Membership, Multiaddr, SharedMembership, Swarm, SwarmConfig,
+};
 use skein_shards::store::Store;
 use skein_shards::transfer;
 use tokio::sync::{Notify, Semaphore, watch};
@@ -19,7 +21,6 @@ use crate::line::head::Lines;
 use crate::line::hops::Hops;
 use crate::line::{messages, stage};
 use crate::objects::AgentEvent;
-use crate::output;
 use crate::paths::Home;
 use crate::platform;
 use crate::settings::AgentOptions;
@@ -58,11 +59,15 @@ pub async fn run(options: AgentOptions, extra: Extra) -> Result<()> {
         home: Some(home.data_dir().to_owned()),
         ..SwarmConfig::default()
     };
-    let (network, events) = Swarm::spawn(identity, membership, config).await.map_err(Error::failed)?;
+    let (network, events) = Swarm::spawn(identity, membership, config)
+        .await
+        .map_err(Error::failed)?;
     let listener = control::Listener::bind(&home, lock)?;
     let control_path = listener.path().display().to_string();
 
-    let cap = options.memory.unwrap_or_else(|| platform::total_memory() * DEFAULT_MEMORY_PERCENT / 100);
+    let cap = options
+        .memory
+        .unwrap_or_else(|| platform::total_memory() * DEFAULT_MEMORY_PERCENT / 100);
     let shared: Agent = Arc::new(Shared {
         peer: network.peer().to_string(),
         name: options.name.clone(),
@@ -95,15 +100,25 @@ pub async fn run(options: AgentOptions, extra: Extra) -> Result<()> {
         let machine = devices::look(&looking).await;
         if let Machine::Without { reason } = &machine {
             tracing::warn!("this machine cannot compute: {reason}");
-            looking.tell(&AgentEvent::Note { message: format!("this machine cannot compute: {reason}") });
+            looking.tell(&AgentEvent::Note {
+                message: format!("this machine cannot compute: {reason}"),
+            });
         }
-        *looking.machine.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = machine;
+        *looking
+            .machine
+            .write()
+            .unwrap_or_else(|poisoned| poisoned.into_inner()) = machine;
         looking.changed.notify_one();
     });
 
     let ready = AgentEvent::Ready {
         peer: shared.peer.clone(),
-        addresses: shared.network.addresses().iter().map(ToString::to_string).collect(),
+        addresses: shared
+            .network
+            .addresses()
+            .iter()
+            .map(ToString::to_string)
+            .collect(),
         control: control_path,
     };
     shared.tell(&ready);
@@ -162,7 +177,10 @@ fn addresses(texts: &[String]) -> Result<Vec<Multiaddr>> {
 
 /// The addresses that an agent without any of its own listens on.
 pub fn default_listen() -> Vec<String> {
-    DEFAULT_LISTEN.iter().map(|text| (*text).to_owned()).collect()
+    DEFAULT_LISTEN
+        .iter()
+        .map(|text| (*text).to_owned())
+        .collect()
 }
 
 fn is_loopback(address: &Multiaddr) -> bool {
@@ -171,23 +189,43 @@ fn is_loopback(address: &Multiaddr) -> bool {
 }
 
 async fn serve_protocols(shared: &Agent, tasks: &mut tokio::task::JoinSet<()>) -> Result<()> {
-    accept(shared, tasks, content::BLOBS_PROTOCOL, |shared, from, stream| async move {
-        if let Err(error) = transfer::serve(shared.store.clone(), stream).await {
-            tracing::debug!(%from, %error, "a transfer ended early");
-        }
-    })
+    accept(
+        shared,
+        tasks,
+        content::BLOBS_PROTOCOL,
+        |shared, from, stream| async move {
+            if let Err(error) = transfer::serve(shared.store.clone(), stream).await {
+                tracing::debug!(%from, %error, "a transfer ended early");
+            }
+        },
+    )
     .await?;
-    accept(shared, tasks, messages::LINE_PROTOCOL, |shared, from, stream| async move {
-        stage::serve(shared, from, Box::new(stream)).await;
-    })
+    accept(
+        shared,
+        tasks,
+        messages::LINE_PROTOCOL,
+        |shared, from, stream| async move {
+            stage::serve(shared, from, Box::new(stream)).await;
+        },
+    )
     .await?;
-    accept(shared, tasks, messages::STEP_PROTOCOL, |shared, _, stream| async move {
-        shared.hops.accept(stream).await;
-    })
+    accept(
+        shared,
+        tasks,
+        messages::STEP_PROTOCOL,
+        |shared, _, stream| async move {
+            shared.hops.accept(stream).await;
+        },
+    )
     .await?;
-    accept(shared, tasks, remote::ASK_PROTOCOL, |shared, from, stream| async move {
-        remote::serve(shared, from, Box::new(stream)).await;
-    })
+    accept(
+        shared,
+        tasks,
+        remote::ASK_PROTOCOL,
+        |shared, from, stream| async move {
+            remote::serve(shared, from, Box::new(stream)).await;
+        },
+    )
     .await
 }
 
@@ -202,14 +240,21 @@ where
     S: Fn(Agent, String, skein_discovery::Stream) -> F + Send + Sync + 'static,
     F: Future<Output = ()> + Send + 'static,
 {
-    let mut incoming = shared.network.accept(protocol).await.map_err(Error::failed).context(protocol)?;
+    let mut incoming = shared
+        .network
+        .accept(protocol)
+        .await
+        .map_err(Error::failed)
+        .context(protocol)?;
     let shared = shared.clone();
     tasks.spawn(async move {
         let room = Arc::new(Semaphore::new(STREAMS_AT_ONCE));
         let mut streams = tokio::task::JoinSet::new();
         while let Some((peer, stream)) = incoming.next().await {
             while streams.try_join_next().is_some() {}
-            let Ok(permit) = room.clone().acquire_owned().await else { return };
+            let Ok(permit) = room.clone().acquire_owned().await else {
+                return;
+            };
             let served = serve(shared.clone(), peer.to_string(), stream);
             streams.spawn(async move {
                 served.await;
@@ -221,11 +266,19 @@ where
 }
 
 async fn follow_network(shared: Agent, mut events: Events) {
-    let peer_event = |peer: String, name: String, state: &str| AgentEvent::Peer { peer, name, state: state.to_owned() };
+    let peer_event = |peer: String, name: String, state: &str| AgentEvent::Peer {
+        peer,
+        name,
+        state: state.to_owned(),
+    };
     while let Some(event) = events.next().await {
         match event {
             Event::Listening(address) => tracing::info!(%address, "listening"),
-            Event::Connected { peer, name, address } => {
+            Event::Connected {
+                peer,
+                name,
+                address,
+            } => {
                 tracing::info!(%peer, %name, %address, "connected");
                 shared.changed.notify_one();
                 shared.tell(&peer_event(peer.to_string(), name, "connected"));
@@ -237,7 +290,9 @@ async fn follow_network(shared: Agent, mut events: Events) {
                 shared.tell(&peer_event(peer, name, "disconnected"));
             }
             // No small questions are asked between members yet; the asker hears that at once.
-            Event::Request { peer, responder, .. } => {
+            Event::Request {
+                peer, responder, ..
+            } => {
                 tracing::debug!(%peer, "a request of a kind that this version does not know");
                 drop(responder);
             }
@@ -247,23 +302,30 @@ async fn follow_network(shared: Agent, mut events: Events) {
 
 /// Resolves when the agent has to end: a signal, or its parent's pipe.
 async fn interrupted(stdin_closes: bool) {
-    let parent = async {
-        if stdin_closes {
+    let (closed, parent) = tokio::sync::oneshot::channel();
+    let mut kept = None;
+    if stdin_closes {
+        // Reading stdin cannot be given up, so it gets a thread that the process may end without.
+        std::thread::spawn(move || {
             let mut byte = [0];
-            let _ = tokio::io::AsyncReadExt::read(&mut tokio::io::stdin(), &mut byte).await;
-        } else {
-            std::future::pending::<()>().await;
-        }
-    };
+            while matches!(std::io::Read::read(&mut std::io::stdin(), &mut byte), Ok(1)) {}
+            let _ = closed.send(());
+        });
+    } else {
+        kept = Some(closed);
+    }
     tokio::select! {
         () = platform::termination() => {}
-        () = parent => {}
+        _ = parent => {}
     }
+    drop(kept);
 }
 
 /// Ends the lines, gives the memory back and closes the network.
 async fn leave(shared: &Agent) {
-    shared.withdrawal.send_replace(Some("its agent was stopped".into()));
+    shared
+        .withdrawal
+        .send_replace(Some("its agent was stopped".into()));
     let closing = async {
         for line in super::lines::serving(shared) {
             line.close("its head was stopped").await;
@@ -275,8 +337,10 @@ async fn leave(shared: &Agent) {
     if tokio::time::timeout(LEAVE, closing).await.is_err() {
         tracing::warn!("some stages did not leave in time");
     }
-    if tokio::time::timeout(LEAVE, shared.network.shutdown()).await.is_err() {
+    if tokio::time::timeout(LEAVE, shared.network.shutdown())
+        .await
+        .is_err()
+    {
         tracing::warn!("the network did not close in time");
     }
-    output::flush();
 }

@@ -6,8 +6,8 @@ use super::devices::Machine;
 use super::lines::{self, Want};
 use super::{Agent, announce, ask, content};
 use crate::control::{
-    AddModel, AgentService, AskRequest, EventSink, LogitsRequest, LogitsSummary, PlanRequest, RuntimeReport,
-    StageRequest, TokenizeRequest,
+    AddModel, AgentService, AskRequest, EventSink, LogitsRequest, LogitsSummary, PlanRequest,
+    RuntimeReport, StageRequest, TokenizeRequest,
 };
 use crate::error::{Error, Result};
 use crate::local;
@@ -20,7 +20,11 @@ impl AgentService for Service {
     async fn status(&self) -> Result<objects::Status> {
         let shared = &self.0;
         let (state, reason) = announce::state(shared);
-        let devices = match &*shared.machine.read().unwrap_or_else(|poisoned| poisoned.into_inner()) {
+        let devices = match &*shared
+            .machine
+            .read()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+        {
             Machine::Ready { devices, .. } => devices
                 .iter()
                 .map(|device| objects::Device {
@@ -40,8 +44,17 @@ impl AgentService for Service {
             reason,
             fleet: local::fleet::role(&shared.network.membership().read()),
             devices,
-            memory: objects::Budget { cap: shared.memory.cap(), used: shared.memory.used() },
-            disk: objects::Budget { cap: shared.store.capacity().unwrap_or(used + announce::disk_free(shared)), used },
+            memory: objects::Budget {
+                cap: shared.memory.cap(),
+                used: shared.memory.used(),
+            },
+            disk: objects::Budget {
+                cap: shared
+                    .store
+                    .capacity()
+                    .unwrap_or(used + announce::disk_free(shared)),
+                used,
+            },
             models: shared
                 .store
                 .models()
@@ -70,11 +83,22 @@ impl AgentService for Service {
     async fn plan(&self, request: PlanRequest) -> Result<objects::Plan> {
         let shared = &self.0;
         let model = content::resolve(shared, &request.model)?;
-        let manifest = content::manifest(shared, model, &[]).await.map_err(Error::failed)?;
+        let manifest = content::manifest(shared, model, &[])
+            .await
+            .map_err(Error::failed)?;
         let context = lines::context_of(&manifest, request.ctx)?;
-        let want = Want { model, nodes: request.nodes, context, exact: false, logits: false };
+        let want = Want {
+            model,
+            nodes: request.nodes,
+            context,
+            exact: false,
+            logits: false,
+        };
         let plan = lines::plan(shared, &want, &manifest)?;
-        let measured = plan.stages.iter().all(|stage| stage.est_step_ms > 0.0 && stage.est_step_ms.is_finite());
+        let measured = plan
+            .stages
+            .iter()
+            .all(|stage| stage.est_step_ms > 0.0 && stage.est_step_ms.is_finite());
         Ok(objects::Plan {
             model: model.to_string(),
             ctx: context,
@@ -133,7 +157,9 @@ impl AgentService for Service {
 
     async fn model_remove(&self, model: String) -> Result<objects::Removed> {
         let id: ModelId = local::models::resolve(&self.0.store, &model)?;
-        let heads = lines::serving(&self.0).iter().any(|line| line.order.model == *id.hash().as_bytes());
+        let heads = lines::serving(&self.0)
+            .iter()
+            .any(|line| line.order.model == *id.hash().as_bytes());
         if heads || self.0.serving.uses(id.hash().as_bytes()) {
             return Err(Error::failed(format_args!("a line uses {model} now"))
                 .hint("wait until the line is idle and ends, or stop the agent"));
@@ -158,8 +184,17 @@ impl AgentService for Service {
 
     async fn fleet_invite(&self, expires_s: u64, uses: u32) -> Result<objects::Invite> {
         let expires = local::fleet::unix_now().saturating_add(expires_s);
-        let invite = self.0.network.invite(expires, uses).await.map_err(local::fleet::invite_error)?;
-        Ok(objects::Invite { invite: invite.to_string(), expires, uses })
+        let invite = self
+            .0
+            .network
+            .invite(expires, uses)
+            .await
+            .map_err(local::fleet::invite_error)?;
+        Ok(objects::Invite {
+            invite: invite.to_string(),
+            expires,
+            uses,
+        })
     }
 
     async fn join(&self, invite: String) -> Result<objects::Joined> {
@@ -171,7 +206,13 @@ impl AgentService for Service {
     async fn runtime(&self) -> Result<RuntimeReport> {
         let peers = self.0.peers();
         Ok(RuntimeReport {
-            listening: self.0.network.addresses().iter().map(ToString::to_string).collect(),
+            listening: self
+                .0
+                .network
+                .addresses()
+                .iter()
+                .map(ToString::to_string)
+                .collect(),
             reachable: Vec::new(),
             connected: peers.iter().filter(|peer| peer.connected).count() as u32,
         })
@@ -201,7 +242,14 @@ fn lines_of(shared: &Agent) -> Vec<objects::Line> {
             model: content::model_id(offer.model).to_string(),
             epoch: offer.epoch,
             state: objects::LineState::Serving,
-            stages: vec![lines::stage_object(&shared.peer, &shared.name, offer.layers, &served.report, 0, resident)],
+            stages: vec![lines::stage_object(
+                &shared.peer,
+                &shared.name,
+                offer.layers,
+                &served.report,
+                0,
+                resident,
+            )],
             requests: 0,
         });
     }
@@ -219,7 +267,9 @@ fn peer_object(peer: &skein_discovery::PeerEntry) -> objects::Peer {
         peer: peer.peer.to_string(),
         name: peer.name.clone(),
         state,
-        reason: advert.map(|advert| advert.reason.clone()).filter(|reason| !reason.is_empty()),
+        reason: advert
+            .map(|advert| advert.reason.clone())
+            .filter(|reason| !reason.is_empty()),
         rtt_ms: peer.rtt.map(|rtt| rtt.as_secs_f64() * 1e3),
         addresses: peer.addresses.iter().map(ToString::to_string).collect(),
         devices: advert

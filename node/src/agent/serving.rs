@@ -27,8 +27,17 @@ impl Serving {
     /// Notes a stage until the guard is dropped.
     pub fn enter(&self, offer: &Offer, report: &StageReport) -> ServingGuard {
         let key = (offer.line, offer.stage);
-        self.lock().insert(key, Served { offer: offer.clone(), report: report.clone() });
-        ServingGuard { serving: self.clone(), key }
+        self.lock().insert(
+            key,
+            Served {
+                offer: offer.clone(),
+                report: report.clone(),
+            },
+        );
+        ServingGuard {
+            serving: self.clone(),
+            key,
+        }
     }
 
     /// All stages, by line and position.
@@ -38,11 +47,15 @@ impl Serving {
 
     /// Whether a stage of this model is loaded.
     pub fn uses(&self, model: &[u8; 32]) -> bool {
-        self.lock().values().any(|served| served.offer.model == *model)
+        self.lock()
+            .values()
+            .any(|served| served.offer.model == *model)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<(u64, u32), Served>> {
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.0
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 

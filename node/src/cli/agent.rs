@@ -5,6 +5,7 @@ use super::{
     values::{self, DeviceChoice},
 };
 use crate::{
+    agent,
     error::Result,
     settings::{AgentFlags, AgentOptions, Settings},
 };
@@ -37,6 +38,15 @@ pub struct AgentArgs {
     /// How much to log: error, warn, info, debug, trace, or a filter
     #[arg(long, value_name = "LEVEL")]
     log: Option<String>,
+    /// Let debug logits leave this machine
+    #[arg(long)]
+    allow_logits: bool,
+    /// Dial this member first; may be given again
+    #[arg(long, value_name = "MULTIADDR", value_parser = values::multiaddr)]
+    bootstrap: Vec<String>,
+    /// End when stdin closes; for agents that a program starts
+    #[arg(long, hide = true)]
+    until_stdin_closes: bool,
 }
 
 impl AgentArgs {
@@ -56,8 +66,19 @@ impl AgentArgs {
         AgentOptions::resolve(context.home.clone(), settings, flags)
     }
 
-    pub(super) async fn handle(self, context: &Context) -> Result<()> {
-        let _options = self.options(context)?;
-        Err(crate::error::Error::not_yet("skein agent"))
+    pub(super) async fn handle(mut self, context: &Context) -> Result<()> {
+        let extra = agent::run::Extra {
+            bootstrap: std::mem::take(&mut self.bootstrap),
+            allow_logits: self.allow_logits,
+            until: agent::run::Until {
+                stdin_closes: self.until_stdin_closes,
+            },
+        };
+        let mut options = self.options(context)?;
+        if options.listen.is_empty() {
+            options.listen = agent::run::default_listen();
+        }
+        crate::output::log_to_stderr(&options.log)?;
+        agent::run::run(options, extra).await
     }
 }

@@ -110,11 +110,9 @@ impl AskArgs {
             FinishReason::Stop | FinishReason::Length => Ok(()),
             FinishReason::Cancelled | FinishReason::Error if json => {
                 // The object is on stdout already and says it; one object is all there may be.
-                std::process::exit(i32::from(
-                    ended_badly(asked.finish_reason).code.exit_status(),
-                ))
+                std::process::exit(i32::from(ended_badly(&asked).code.exit_status()))
             }
-            reason => Err(ended_badly(reason)),
+            _ => Err(ended_badly(&asked)),
         }
     }
 
@@ -158,11 +156,14 @@ impl AskArgs {
     }
 }
 
-fn ended_badly(reason: FinishReason) -> Error {
-    match reason {
+fn ended_badly(asked: &Ask) -> Error {
+    match asked.finish_reason {
         FinishReason::Cancelled => Error::interrupted(),
-        _ => Error::failed("the line failed before the answer was whole")
-            .hint("`skein status` shows its state"),
+        _ => Error::failed(format_args!(
+            "the answer is not whole: {}",
+            asked.message.as_deref().unwrap_or("the line failed")
+        ))
+        .hint("ask again: a new line is built without the machine that left"),
     }
 }
 

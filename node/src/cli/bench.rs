@@ -9,13 +9,10 @@ use crate::{
 
 /// Measure speed (does not exist yet)
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Example:\n  skein bench decode --model smollm2-135m",
-    arg_required_else_help = true
-)]
+#[command(after_help = "Example:\n  skein bench decode --model smollm2-135m")]
 pub struct BenchArgs {
     #[command(subcommand)]
-    what: What,
+    what: Option<What>,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -38,7 +35,7 @@ enum What {
 struct Flags {
     /// Name, id or start of an id
     #[arg(long, value_name = "MODEL")]
-    model: String,
+    model: Option<String>,
     /// A draft model, ngram, auto or off
     #[arg(long, value_name = "DRAFT")]
     draft: Option<String>,
@@ -68,11 +65,12 @@ struct Flags {
 impl BenchArgs {
     pub(super) fn handle(self) -> Result<()> {
         let what = match self.what {
-            What::Step(_) => "step",
-            What::Hop(_) => "hop",
-            What::Decode(_) => "decode",
-            What::Wan(_) => "wan",
+            None => "skein bench",
+            Some(What::Step(_)) => "skein bench step",
+            Some(What::Hop(_)) => "skein bench hop",
+            Some(What::Decode(_)) => "skein bench decode",
+            Some(What::Wan(_)) => "skein bench wan",
         };
-        Err(Error::not_yet(&format!("skein bench {what}")))
+        Err(Error::not_yet(what))
     }
 }

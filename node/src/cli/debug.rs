@@ -6,12 +6,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Context, context::interruptible, values::Ids};
+use super::{
+    Context,
+    context::interruptible,
+    values::{self, Ids},
+};
 use crate::{
-    control::{self, Command, Event, LogitsRequest, LogitsSummary},
+    control::{self, Command, Event, LogitsRequest, LogitsSummary, StageRequest},
     error::{Error, Result},
-    objects::Numerics,
-    output::Progress,
+    objects::{Numerics, Stage},
+    output::{self, Progress},
 };
 
 /// Look at the arithmetic
@@ -49,17 +53,40 @@ enum DebugVerb {
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
     },
+    /// Prepare one stage on this machine outside any line, report it, and give it back
+    #[command(after_help = "Example:\n  skein debug stage smollm2-135m --layers 10..20")]
+    Stage {
+        /// Name, id or start of an id
+        #[arg(value_name = "MODEL")]
+        model: String,
+        /// Half-open range of layers
+        #[arg(long, value_name = "FIRST..END", value_parser = values::layers)]
+        layers: std::ops::Range<u32>,
+    },
 }
 
 impl DebugArgs {
     pub(super) async fn handle(self, context: &Context) -> Result<()> {
-        let DebugVerb::Logits {
-            model,
-            ids: Ids(ids),
-            nodes,
-            numerics,
-            out,
-        } = self.verb;
+        let (model, ids, nodes, numerics, out) = match self.verb {
+            DebugVerb::Logits {
+                model,
+                ids: Ids(ids),
+                nodes,
+                numerics,
+                out,
+            } => (model, ids, nodes, numerics, out),
+            DebugVerb::Stage { model, layers } => {
+                let request = StageRequest {
+                    model,
+                    layers: [layers.start, layers.end],
+                };
+                let stage: Stage = context.call(Command::Stage(request)).await?;
+                context.show(&stage, |stage| {
+                    output::line_map(0, std::slice::from_ref(stage))
+                });
+                return Ok(());
+            }
+        };
         let rows = ids.len();
         let request = LogitsRequest {
             model,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::Context;
-use crate::error::Result;
+use crate::{demo, error::Result, output};
 
 /// Form a fleet of agents on this machine and answer a prompt across them
 ///
@@ -21,7 +21,14 @@ pub struct DemoArgs {
 }
 
 impl DemoArgs {
-    pub(super) async fn handle(self, _context: &Context) -> Result<()> {
-        Err(crate::error::Error::not_yet("skein demo"))
+    pub(super) async fn handle(self, context: &Context) -> Result<()> {
+        let mut narrator = demo::Narrator::new(true);
+        let options = demo::DemoOptions {
+            nodes: self.nodes,
+            model: self.model,
+        };
+        let seen = demo::run(options, &mut narrator).await?;
+        context.show(&seen, output::demo);
+        demo::verdict(&seen)
     }
 }

@@ -21,7 +21,7 @@ mod stop;
 pub mod values;
 mod worker;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{CommandFactory, Parser, Subcommand, error::ErrorKind};
 
@@ -35,6 +35,9 @@ use crate::{
     output,
     paths::{HOME_VARIABLE, Home},
 };
+
+/// How long tasks that were given up may take to end.
+const TIDY_UP: Duration = Duration::from_secs(5);
 
 /// The whole command line.
 #[derive(Debug, Parser)]
@@ -139,8 +142,8 @@ fn execute(cli: Cli) -> Result<()> {
             Verb::Worker(arguments) => arguments.handle(),
         }
     });
-    // An interrupted command may have left a blocking task behind; it must not hold up the end.
-    runtime.shutdown_timeout(std::time::Duration::from_millis(200));
+    // An interrupted import tidies up behind itself.
+    runtime.shutdown_timeout(TIDY_UP);
     result
 }
 

@@ -146,6 +146,17 @@ pub fn device(text: &str) -> Result<DeviceChoice, String> {
     }
 }
 
+/// `FIRST..END`, half-open and not empty.
+pub fn layers(text: &str) -> Result<std::ops::Range<u32>, String> {
+    let range = text
+        .split_once("..")
+        .and_then(|(first, end)| Some(first.trim().parse().ok()?..end.trim().parse::<u32>().ok()?));
+    match range {
+        Some(range) if range.start < range.end => Ok(range),
+        _ => Err("not a range of layers; write it like 10..20".into()),
+    }
+}
+
 /// A multiaddr, by its look; the agent reads it in full.
 pub fn multiaddr(text: &str) -> Result<String, String> {
     if text.starts_with('/') && text.len() > 1 && !text.contains(char::is_whitespace) {

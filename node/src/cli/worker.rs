@@ -3,7 +3,10 @@
 
 use std::path::PathBuf;
 
-use crate::error::Result;
+use crate::{
+    error::{Error, Result},
+    worker,
+};
 
 /// Run one stage; started by the agent
 #[derive(Debug, clap::Args)]
@@ -21,10 +24,19 @@ pub struct WorkerArgs {
     /// Print the runtime's version and devices as one JSON object, and end
     #[arg(long)]
     pub probe: bool,
+    /// With --probe: measure each device as well
+    #[arg(long, requires = "probe")]
+    pub calibrate: bool,
 }
 
 impl WorkerArgs {
     pub(super) fn handle(self) -> Result<()> {
-        Err(crate::error::Error::not_yet("skein worker"))
+        if !self.probe {
+            return worker::serve();
+        }
+        match (self.libs, self.cache) {
+            (Some(libs), Some(cache)) => worker::probe(&libs, &cache, self.calibrate),
+            _ => Err(Error::usage("--probe needs --libs and --cache")),
+        }
     }
 }

@@ -14,7 +14,8 @@ mod service;
 pub use client::{Client, call, no_agent};
 pub use protocol::{
     AddModel, AskRequest, ChatMessage, Command, Event, LogitsRequest, LogitsSummary, MAX_LINE,
-    PlanRequest, Prompt, Reply, Request, RuntimeReport, StageRequest, TokenizeInput, TokenizeRequest,
+    PlanRequest, Prompt, Reply, Request, RuntimeReport, StageRequest, TokenizeInput,
+    TokenizeRequest,
 };
 pub use server::{Listener, serve};
 pub use service::{AgentService, AskerGone, EventSink};

@@ -5,8 +5,8 @@ use std::{future::Future, sync::Arc};
 use tokio::sync::mpsc;
 
 use super::protocol::{
-    AddModel, AskRequest, Event, LogitsRequest, LogitsSummary, PlanRequest, RuntimeReport, StageRequest,
-    TokenizeRequest,
+    AddModel, AskRequest, Event, LogitsRequest, LogitsSummary, PlanRequest, RuntimeReport,
+    StageRequest, TokenizeRequest,
 };
 use crate::{
     error::{Error, Result},

@@ -48,14 +48,18 @@ impl Stage {
             .prefix("skein-demo-")
             .tempdir()
             .context("cannot make a temporary folder")?;
-        Ok(Stage { folder, children: Arc::default() })
+        Ok(Stage {
+            folder,
+            children: Arc::default(),
+        })
     }
 
     /// The home of an agent that may not have been started yet.
     pub fn home(&self, name: &str) -> Result<Home> {
         let path = self.folder.path().join(name);
         std::fs::create_dir_all(&path).context("cannot make a home")?;
-        std::fs::write(path.join("settings.toml"), format!("name = \"{name}\"\n")).context("cannot write settings")?;
+        std::fs::write(path.join("settings.toml"), format!("name = \"{name}\"\n"))
+            .context("cannot write settings")?;
         Home::resolve(Some(&path))
     }
 
@@ -65,10 +69,14 @@ impl Stage {
         let folder: PathBuf = self.folder.path().join(name);
         let log = std::fs::File::create(folder.join("agent.log")).context("cannot write a log")?;
         let mut process = Process::new(crate::host::executable()?);
-        process
-            .arg("--home")
-            .arg(&folder)
-            .args(["--json", "agent", "--no-mdns", "--listen", "/ip4/127.0.0.1/tcp/0", "--until-stdin-closes"]);
+        process.arg("--home").arg(&folder).args([
+            "--json",
+            "agent",
+            "--no-mdns",
+            "--listen",
+            "/ip4/127.0.0.1/tcp/0",
+            "--until-stdin-closes",
+        ]);
         if let Some(address) = bootstrap {
             process.args(["--bootstrap", address]);
         }
@@ -82,20 +90,34 @@ impl Stage {
         let output = child.stdout.take();
         self.lock().push(child);
         let Some(output) = output else {
-            return Err(Error::failed(format_args!("the agent {name} has no output")));
+            return Err(Error::failed(format_args!(
+                "the agent {name} has no output"
+            )));
         };
         let mut lines = BufReader::new(output).lines();
         let first = tokio::time::timeout(READY, lines.next_line()).await;
         let Ok(Ok(Some(first))) = first else {
-            return Err(Error::failed(format_args!("the agent {name} did not start: {}", last_line(&folder))));
+            return Err(Error::failed(format_args!(
+                "the agent {name} did not start: {}",
+                last_line(&folder)
+            )));
         };
         let ready: AgentEvent = serde_json::from_str(&first)
             .map_err(|_| Error::failed(format_args!("the agent {name} did not start: {first}")))?;
         // What it says later is its log's business, but its pipe must not fill up.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         match ready {
-            AgentEvent::Ready { peer, addresses, .. } => Ok(Agent { name: name.to_owned(), home, peer, addresses }),
-            other => Err(Error::failed(format_args!("the agent {name} began with {other:?}"))),
+            AgentEvent::Ready {
+                peer, addresses, ..
+            } => Ok(Agent {
+                name: name.to_owned(),
+                home,
+                peer,
+                addresses,
+            }),
+            other => Err(Error::failed(format_args!(
+                "the agent {name} began with {other:?}"
+            ))),
         }
     }
 
@@ -116,7 +138,9 @@ impl Stage {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Child>> {
-        self.children.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.children
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
@@ -127,22 +151,33 @@ impl Agent {
     }
 
     /// Asks something and shows what happens on the way.
-    pub async fn follow<T: DeserializeOwned>(&self, command: Command, mut show: impl FnMut(Event)) -> Result<T> {
+    pub async fn follow<T: DeserializeOwned>(
+        &self,
+        command: Command,
+        mut show: impl FnMut(Event),
+    ) -> Result<T> {
         let answer = control::call(&self.home, command, |event| {
             show(event);
             Ok(())
         });
-        answer.await.map_err(|error| Error { message: format!("{}: {}", self.name, error.message), ..error })
+        answer.await.map_err(|error| Error {
+            message: format!("{}: {}", self.name, error.message),
+            ..error
+        })
     }
 
     /// Waits until the agent knows its devices.
     pub async fn available(&self) -> Result<()> {
-        self.wait("its devices", AVAILABLE, |status| match (status.state.as_str(), &status.reason) {
-            ("starting", _) => Ok(false),
-            ("unavailable", reason) => {
-                Err(Error::failed(format_args!("{}: {}", self.name, reason.as_deref().unwrap_or("unavailable"))))
+        self.wait("its devices", AVAILABLE, |status| {
+            match (status.state.as_str(), &status.reason) {
+                ("starting", _) => Ok(false),
+                ("unavailable", reason) => Err(Error::failed(format_args!(
+                    "{}: {}",
+                    self.name,
+                    reason.as_deref().unwrap_or("unavailable")
+                ))),
+                _ => Ok(true),
             }
-            _ => Ok(true),
         })
         .await
     }
@@ -153,20 +188,31 @@ impl Agent {
         loop {
             let seen: Vec<crate::objects::Peer> = self.call(Command::Peers).await?;
             let there = |wanted: &&Agent| {
-                let usable = |peer: &crate::objects::Peer| matches!(peer.state.as_str(), "available" | "working");
-                seen.iter().any(|peer| peer.peer == wanted.peer && usable(peer))
+                let usable = |peer: &crate::objects::Peer| {
+                    matches!(peer.state.as_str(), "available" | "working")
+                };
+                seen.iter()
+                    .any(|peer| peer.peer == wanted.peer && usable(peer))
             };
             if peers.iter().all(there) {
                 return Ok(());
             }
             if tokio::time::Instant::now() > deadline {
-                return Err(Error::failed(format_args!("{} does not see all its peers", self.name)));
+                return Err(Error::failed(format_args!(
+                    "{} does not see all its peers",
+                    self.name
+                )));
             }
             tokio::time::sleep(LOOK_AGAIN).await;
         }
     }
 
-    async fn wait(&self, what: &str, within: Duration, done: impl Fn(&Status) -> Result<bool>) -> Result<()> {
+    async fn wait(
+        &self,
+        what: &str,
+        within: Duration,
+        done: impl Fn(&Status) -> Result<bool>,
+    ) -> Result<()> {
         let deadline = tokio::time::Instant::now() + within;
         while !done(&self.call(Command::Status).await?)? {
             if tokio::time::Instant::now() > deadline {

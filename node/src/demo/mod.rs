@@ -39,12 +39,18 @@ pub async fn run(options: DemoOptions, narrator: &mut Narrator) -> Result<object
 }
 
 /// Whether what the demo saw is what it promises.
-pub fn verdict(demo: &objects::Demo, worked: usize) -> Result<()> {
+pub fn verdict(demo: &objects::Demo) -> Result<()> {
+    let worked = demo.workers_that_stepped;
     if !demo.identical_to_single_node {
-        return Err(Error::failed("the line's tokens differ from a single node's"));
+        return Err(Error::failed(
+            "the line's tokens differ from a single node's",
+        ));
     }
     if worked < demo.nodes.len() {
-        return Err(Error::failed(format_args!("only {worked} of {} worker processes took steps", demo.nodes.len())));
+        return Err(Error::failed(format_args!(
+            "only {worked} of {} worker processes took steps",
+            demo.nodes.len()
+        )));
     }
     Ok(())
 }

@@ -31,7 +31,11 @@ pub struct Narrator {
 impl Narrator {
     /// A narrator; a silent one where stdout is for a program and stderr is not watched.
     pub fn new(aloud: bool) -> Self {
-        Narrator { begun: Instant::now(), aloud, last: None }
+        Narrator {
+            begun: Instant::now(),
+            aloud,
+            last: None,
+        }
     }
 
     /// One line.
@@ -45,9 +49,15 @@ impl Narrator {
     fn report(&mut self, event: Event) {
         match event {
             Event::Note { message } => self.say(&format!("  {message}")),
-            Event::Progress { task, total, bytes, .. } => {
+            Event::Progress {
+                task, total, bytes, ..
+            } => {
                 if self.last.as_ref() != Some(&task) {
-                    let size = if bytes && total > 0 { format!(" ({})", output::bytes(total)) } else { String::new() };
+                    let size = if bytes && total > 0 {
+                        format!(" ({})", output::size(total))
+                    } else {
+                        String::new()
+                    };
                     self.say(&format!("  {task}{size}"));
                     self.last = Some(task);
                 }
@@ -72,7 +82,11 @@ impl Narrator {
 }
 
 /// Plays the whole demo.
-pub async fn play(options: &DemoOptions, stage: &Stage, narrator: &mut Narrator) -> Result<objects::Demo> {
+pub async fn play(
+    options: &DemoOptions,
+    stage: &Stage,
+    narrator: &mut Narrator,
+) -> Result<objects::Demo> {
     let model = provide(options, narrator).await?;
     let nodes = options.nodes as usize;
 
@@ -80,16 +94,29 @@ pub async fn play(options: &DemoOptions, stage: &Stage, narrator: &mut Narrator)
     let mut agents = Vec::new();
     for index in 0..nodes {
         let agent = stage.start(&format!("node-{}", index + 1), None).await?;
-        narrator.say(&format!("  {} is {} at {}", agent.name, agent.peer, agent.addresses.join(" ")));
+        narrator.say(&format!(
+            "  {} is {} at {}",
+            agent.name,
+            agent.peer,
+            agent.addresses.join(" ")
+        ));
         agents.push(agent);
     }
     let root = agents[0].clone();
 
-    let fleet: objects::FleetId = root.call(Command::FleetNew { name: Some("demo".into()) }).await?;
+    let fleet: objects::FleetId = root
+        .call(Command::FleetNew {
+            name: Some("demo".into()),
+        })
+        .await?;
     narrator.say(&format!("{} made the fleet {}", root.name, fleet.id));
     let invite = invite(&root, nodes as u32 - 1).await?;
     for agent in &agents[1..] {
-        let _: objects::Joined = agent.call(Command::Join { invite: invite.clone() }).await?;
+        let _: objects::Joined = agent
+            .call(Command::Join {
+                invite: invite.clone(),
+            })
+            .await?;
         narrator.say(&format!("{} joined with the invite", agent.name));
     }
 
@@ -101,20 +128,30 @@ pub async fn play(options: &DemoOptions, stage: &Stage, narrator: &mut Narrator)
         imported.id,
         imported.layers,
         imported.weights,
-        output::bytes(imported.bytes)
+        output::size(imported.bytes)
     ));
     narrator.say("waiting until every agent has measured its devices and sees the others");
     for agent in &agents {
         agent.available().await?;
     }
     for agent in &agents {
-        let others: Vec<&Agent> = agents.iter().filter(|other| other.peer != agent.peer).collect();
+        let others: Vec<&Agent> = agents
+            .iter()
+            .filter(|other| other.peer != agent.peer)
+            .collect();
         agent.sees(&others).await?;
     }
 
-    narrator.say(&format!("{} asks across {nodes} nodes: {PROMPT}", root.name));
+    narrator.say(&format!(
+        "{} asks across {nodes} nodes: {PROMPT}",
+        root.name
+    ));
     let answer = ask(&root, &imported.id, nodes as u32, narrator).await?;
-    narrator.say(&format!("{} tokens, {}", answer.tokens.len(), answer.finish_reason.as_str()));
+    narrator.say(&format!(
+        "{} tokens, {}",
+        answer.tokens.len(),
+        answer.finish_reason.as_str()
+    ));
     let worked = workers_that_stepped(&root, &answer).await?;
 
     let late_joiner = join_late(stage, &agents, &answer, &imported, narrator).await?;
@@ -123,14 +160,19 @@ pub async fn play(options: &DemoOptions, stage: &Stage, narrator: &mut Narrator)
     let single = stage.start("single", None).await?;
     let alone = add(&single, &model, narrator).await?;
     if alone.id != imported.id {
-        return Err(Error::failed("importing the same file twice gave two models"));
+        return Err(Error::failed(
+            "importing the same file twice gave two models",
+        ));
     }
     single.available().await?;
     let reference = ask(&single, &alone.id, 1, narrator).await?;
     narrator.say(&format!("{} tokens", reference.tokens.len()));
 
     let demo = objects::Demo {
-        model: objects::DemoModel { id: imported.id, name: imported.name },
+        model: objects::DemoModel {
+            id: imported.id,
+            name: imported.name,
+        },
         prompt: PROMPT.into(),
         identical_to_single_node: !answer.tokens.is_empty() && answer.tokens == reference.tokens,
         text: answer.text,
@@ -152,7 +194,8 @@ async fn provide(options: &DemoOptions, narrator: &mut Narrator) -> Result<PathB
     let given = options.model.clone();
     let found = tokio::task::spawn_blocking(move || {
         let env = skein_provide::Env::of_process();
-        let mut announce = |announcement: &skein_provide::Announcement| anstream::eprintln!("{announcement}");
+        let mut announce =
+            |announcement: &skein_provide::Announcement| anstream::eprintln!("{announcement}");
         skein_provide::find_openvino(&env, &mut announce)?;
         match given {
             Some(path) => Ok(path),
@@ -161,24 +204,48 @@ async fn provide(options: &DemoOptions, narrator: &mut Narrator) -> Result<PathB
     })
     .await
     .map_err(Error::failed)?;
-    let path = found.map_err(|error: skein_provide::ProvideError| Error::failed(&error).hint(error.hint()))?;
+    let path = found
+        .map_err(|error: skein_provide::ProvideError| Error::failed(&error).hint(error.hint()))?;
     std::path::absolute(path).map_err(Error::from)
 }
 
 async fn invite(root: &Agent, uses: u32) -> Result<String> {
-    let invite: objects::Invite = root.call(Command::FleetInvite { expires_s: INVITE_S, uses }).await?;
+    let invite: objects::Invite = root
+        .call(Command::FleetInvite {
+            expires_s: INVITE_S,
+            uses,
+        })
+        .await?;
     Ok(invite.invite)
 }
 
-async fn add(agent: &Agent, model: &std::path::Path, narrator: &mut Narrator) -> Result<objects::Model> {
-    let request = AddModel { path: model.to_owned(), name: None, weights: Weights::Auto };
-    agent.follow(Command::ModelAdd(request), |event| narrator.report(event)).await
+async fn add(
+    agent: &Agent,
+    model: &std::path::Path,
+    narrator: &mut Narrator,
+) -> Result<objects::Model> {
+    let request = AddModel {
+        path: model.to_owned(),
+        name: None,
+        weights: Weights::Auto,
+    };
+    agent
+        .follow(Command::ModelAdd(request), |event| narrator.report(event))
+        .await
 }
 
-async fn ask(agent: &Agent, model: &str, nodes: u32, narrator: &mut Narrator) -> Result<objects::Ask> {
+async fn ask(
+    agent: &Agent,
+    model: &str,
+    nodes: u32,
+    narrator: &mut Narrator,
+) -> Result<objects::Ask> {
     let request = AskRequest {
         model: model.to_owned(),
-        prompt: Prompt::Chat { system: None, text: PROMPT.into() },
+        prompt: Prompt::Chat {
+            system: None,
+            text: PROMPT.into(),
+        },
         max_tokens: TOKENS,
         ignore_eos: true,
         temperature: 0.0,
@@ -187,12 +254,16 @@ async fn ask(agent: &Agent, model: &str, nodes: u32, narrator: &mut Narrator) ->
         numerics: Numerics::Exact,
         ctx: Some(1024),
     };
-    let answer: objects::Ask = agent.follow(Command::Ask(request), |event| narrator.report(event)).await?;
+    let answer: objects::Ask = agent
+        .follow(Command::Ask(request), |event| narrator.report(event))
+        .await?;
     if narrator.aloud {
         anstream::eprintln!();
     }
     if answer.finish_reason == objects::FinishReason::Error {
-        return Err(Error::failed(answer.message.unwrap_or_else(|| "the line failed".into())));
+        return Err(Error::failed(
+            answer.message.unwrap_or_else(|| "the line failed".into()),
+        ));
     }
     Ok(answer)
 }
@@ -230,8 +301,12 @@ async fn join_late(
     let home = stage.home(&name)?;
     let token = invite(root, 1).await?;
     // Without an agent of its own: the invite is redeemed with the root, and nothing else happens.
-    let joined: objects::Joined = crate::control::call(&home, Command::Join { invite: token }, |_| Ok(())).await?;
-    narrator.say(&format!("{name} joined the fleet {} through {}", joined.fleet.name, root.name));
+    let joined: objects::Joined =
+        crate::control::call(&home, Command::Join { invite: token }, |_| Ok(())).await?;
+    narrator.say(&format!(
+        "{name} joined the fleet {} through {}",
+        joined.fleet.name, root.name
+    ));
     let address = member
         .addresses
         .first()
@@ -248,14 +323,34 @@ async fn join_late(
         .iter()
         .find(|stage| stage.peer == member.peer)
         .ok_or_else(|| Error::failed(format_args!("{} has no stage in the line", member.name)))?;
-    narrator.say(&format!("{name} prepares layers {} to {} without {}", theirs.layers[0], theirs.layers[1], root.name));
-    let request = StageRequest { model: model.id.clone(), layers: theirs.layers };
-    let got: objects::Stage = late.follow(Command::Stage(request), |event| narrator.report(event)).await?;
+    narrator.say(&format!(
+        "{name} prepares layers {} to {} without {}",
+        theirs.layers[0], theirs.layers[1], root.name
+    ));
+    let request = StageRequest {
+        model: model.id.clone(),
+        layers: theirs.layers,
+    };
+    let got: objects::Stage = late
+        .follow(Command::Stage(request), |event| narrator.report(event))
+        .await?;
     narrator.say(&format!("  {}", describe(&got)));
-    let from_member: u64 =
-        got.pulled_from.iter().filter(|source| source.peer == member.peer).map(|source| source.bytes).sum();
-    if from_member == 0 || got.pulled_from.iter().any(|source| source.peer == root.peer) {
-        return Err(Error::failed(format_args!("{name} did not pull its range from {}", member.name)));
+    let from_member: u64 = got
+        .pulled_from
+        .iter()
+        .filter(|source| source.peer == member.peer)
+        .map(|source| source.bytes)
+        .sum();
+    if from_member == 0
+        || got
+            .pulled_from
+            .iter()
+            .any(|source| source.peer == root.peer)
+    {
+        return Err(Error::failed(format_args!(
+            "{name} did not pull its range from {}",
+            member.name
+        )));
     }
     Ok(got)
 }
@@ -263,7 +358,7 @@ async fn join_late(
 fn describe(stage: &objects::Stage) -> String {
     let pulled = match stage.pulled_bytes {
         0 => "nothing pulled".to_owned(),
-        bytes => format!("{} pulled", output::bytes(bytes)),
+        bytes => format!("{} pulled", output::size(bytes)),
     };
     format!(
         "{}: layers {} to {} on {}, worker {}, {} of weights, {pulled}",
@@ -272,6 +367,6 @@ fn describe(stage: &objects::Stage) -> String {
         stage.layers[1],
         stage.device,
         stage.worker_pid,
-        output::bytes(stage.weights_bytes),
+        output::size(stage.weights_bytes),
     )
 }

@@ -59,7 +59,10 @@ pub struct WorkerProcess {
 
 impl Worker {
     /// Starts `executable worker` and loads `spec` into it.
-    pub async fn load(executable: &Path, spec: &LoadSpec) -> Result<(Worker, LoadReport), WorkerError> {
+    pub async fn load(
+        executable: &Path,
+        spec: &LoadSpec,
+    ) -> Result<(Worker, LoadReport), WorkerError> {
         let mut child = Command::new(executable)
             .arg("worker")
             .stdin(Stdio::piped())
@@ -72,9 +75,15 @@ impl Worker {
         let (Some(mut input), Some(mut output), Some(errors), Some(pid)) =
             (input, output, child.stderr.take(), pid)
         else {
-            return Err(WorkerError::Start(std::io::Error::other("its pipes are missing")));
+            return Err(WorkerError::Start(std::io::Error::other(
+                "its pipes are missing",
+            )));
         };
-        let mut process = WorkerProcess { child, stderr: StderrTail::follow(errors), pid };
+        let mut process = WorkerProcess {
+            child,
+            stderr: StderrTail::follow(errors),
+            pid,
+        };
 
         let talk = async {
             wire::send(&mut input, kind::LOAD, spec).await?;
@@ -84,14 +93,24 @@ impl Worker {
             Err(_) => Err(WorkerError::LoadTimeout),
             Ok(Err(_)) => Err(WorkerError::Ended(process.end_reason().await)),
             Ok(Ok((kind::LOADED, body))) => {
-                let report: LoadReport = wire::decode(&body)
-                    .map_err(|error| WorkerError::Load(format!("its report is unreadable: {error}")))?;
-                Ok((Worker { input, output, process }, report))
+                let report: LoadReport = wire::decode(&body).map_err(|error| {
+                    WorkerError::Load(format!("its report is unreadable: {error}"))
+                })?;
+                Ok((
+                    Worker {
+                        input,
+                        output,
+                        process,
+                    },
+                    report,
+                ))
             }
-            Ok(Ok((kind::LOAD_FAILED, body))) => {
-                Err(WorkerError::Load(String::from_utf8_lossy(&body).into_owned()))
-            }
-            Ok(Ok((other, _))) => Err(WorkerError::Load(format!("it answered with message kind {other}"))),
+            Ok(Ok((kind::LOAD_FAILED, body))) => Err(WorkerError::Load(
+                String::from_utf8_lossy(&body).into_owned(),
+            )),
+            Ok(Ok((other, _))) => Err(WorkerError::Load(format!(
+                "it answered with message kind {other}"
+            ))),
         }
     }
 }
@@ -105,7 +124,11 @@ impl WorkerProcess {
             Err(_) => "closed its pipe but did not end".to_owned(),
         };
         let tail = self.stderr.last_lines().await;
-        let said = if tail.is_empty() { String::new() } else { format!("; it last said: {tail}") };
+        let said = if tail.is_empty() {
+            String::new()
+        } else {
+            format!("; it last said: {tail}")
+        };
         format!("worker {} {status}{said}", self.pid)
     }
 
@@ -116,13 +139,20 @@ impl WorkerProcess {
             Err(error) => format!("cannot be waited for ({error})"),
         };
         let tail = self.stderr.last_lines().await;
-        let said = if tail.is_empty() { String::new() } else { format!("; it last said: {tail}") };
+        let said = if tail.is_empty() {
+            String::new()
+        } else {
+            format!("; it last said: {tail}")
+        };
         format!("worker {} {status}{said}", self.pid)
     }
 
     /// Ends the process: its input is closed by the caller, so it gets a moment, then it is killed.
     pub async fn end(mut self) {
-        if tokio::time::timeout(END_TIMEOUT, self.child.wait()).await.is_err() {
+        if tokio::time::timeout(END_TIMEOUT, self.child.wait())
+            .await
+            .is_err()
+        {
             let _ = self.child.kill().await;
         }
     }
@@ -141,7 +171,13 @@ pub async fn probe(
     calibrate: bool,
 ) -> Result<ProbeReport, WorkerError> {
     let mut command = Command::new(executable);
-    command.arg("worker").arg("--probe").arg("--libs").arg(libs_dir).arg("--cache").arg(cache_dir);
+    command
+        .arg("worker")
+        .arg("--probe")
+        .arg("--libs")
+        .arg(libs_dir)
+        .arg("--cache")
+        .arg(cache_dir);
     if calibrate {
         command.arg("--calibrate");
     }
@@ -152,19 +188,30 @@ pub async fn probe(
         .kill_on_drop(true)
         .spawn()
         .map_err(WorkerError::Start)?;
-    let (Some(mut output), Some(errors), Some(pid)) = (child.stdout.take(), child.stderr.take(), child.id())
+    let (Some(mut output), Some(errors), Some(pid)) =
+        (child.stdout.take(), child.stderr.take(), child.id())
     else {
         return Err(WorkerError::Probe("its pipes are missing".into()));
     };
     // Held open: the worker takes the end of its input as the end of its agent.
     let input = child.stdin.take();
-    let mut process = WorkerProcess { child, stderr: StderrTail::follow(errors), pid };
+    let mut process = WorkerProcess {
+        child,
+        stderr: StderrTail::follow(errors),
+        pid,
+    };
     let mut text = Vec::new();
-    let read = (&mut output).take(wire::MAX_CONTROL as u64).read_to_end(&mut text);
+    let mut bounded = (&mut output).take(wire::MAX_CONTROL as u64);
+    let read = bounded.read_to_end(&mut text);
     match tokio::time::timeout(PROBE_TIMEOUT, read).await {
         Ok(Ok(_)) => {}
         Ok(Err(error)) => return Err(WorkerError::Probe(error.to_string())),
-        Err(_) => return Err(WorkerError::Probe(format!("no answer within {} s", PROBE_TIMEOUT.as_secs()))),
+        Err(_) => {
+            return Err(WorkerError::Probe(format!(
+                "no answer within {} s",
+                PROBE_TIMEOUT.as_secs()
+            )));
+        }
     }
     drop(input);
     match serde_json::from_slice(&text) {

@@ -54,7 +54,10 @@ impl StderrTail {
     /// The lines so far, joined; waits briefly for the pipe to drain.
     pub async fn last_lines(&mut self) -> String {
         let _ = tokio::time::timeout(DRAIN, &mut self.task).await;
-        let lines = self.lines.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let lines = self
+            .lines
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
         lines.iter().cloned().collect::<Vec<_>>().join(" | ")
     }
 }

@@ -10,7 +10,9 @@ use tokio::io::WriteHalf;
 use tokio::sync::mpsc;
 
 use super::hops::{BoxIo, say_hello};
-use super::messages::{Hello, LINE_PROTOCOL, Offer, Progress, STEP_PROTOCOL, StageReport, ToHead, ToStage};
+use super::messages::{
+    Hello, LINE_PROTOCOL, Offer, Progress, STEP_PROTOCOL, StageReport, ToHead, ToStage,
+};
 use crate::agent::Shared;
 use crate::wire::{self, kind};
 
@@ -63,9 +65,19 @@ pub enum BuildEvent {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum BuildError {
     #[error("{name} refused its stage: {reason}")]
-    Refused { peer: String, name: String, reason: String, free_bytes: u64, needed_bytes: u64 },
+    Refused {
+        peer: String,
+        name: String,
+        reason: String,
+        free_bytes: u64,
+        needed_bytes: u64,
+    },
     #[error("{name} could not prepare its stage: {reason}")]
-    Failed { peer: String, name: String, reason: String },
+    Failed {
+        peer: String,
+        name: String,
+        reason: String,
+    },
 }
 
 /// A line that is ready.
@@ -112,10 +124,17 @@ pub async fn build(
     let line: u64 = crate::agent::random_id();
     let epoch = 1;
     let stages = order.stages.len() as u32;
-    let back = shared.hops.expect(Hello { line, epoch, to: stages });
+    let back = shared.hops.expect(Hello {
+        line,
+        epoch,
+        to: stages,
+    });
 
     let offers = order.stages.iter().enumerate().map(|(index, stage)| {
-        let next = order.stages.get(index + 1).map_or(shared.peer.clone(), |next| next.peer.clone());
+        let next = order
+            .stages
+            .get(index + 1)
+            .map_or(shared.peer.clone(), |next| next.peer.clone());
         let offer = Offer {
             line,
             epoch,
@@ -137,21 +156,31 @@ pub async fn build(
         async move {
             let mut control = open_control(shared, index, stage).await?;
             let bytes = control.reserve(offer).await?;
-            let _ = events.send(BuildEvent::Reserved { stage: index, bytes }).await;
+            let _ = events
+                .send(BuildEvent::Reserved {
+                    stage: index,
+                    bytes,
+                })
+                .await;
             Ok::<_, BuildError>(control)
         }
     });
     // Every answer is awaited: a stage that reserved is released when its control is dropped.
-    let mut controls = join_all(offers).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let mut controls = join_all(offers)
+        .await
+        .into_iter()
+        .collect::<Result<Vec<_>, _>>()?;
 
     let reports = try_join_all(controls.iter_mut().map(|control| control.load(&events))).await?;
     let hello = Hello { line, epoch, to: 0 };
     let first = &order.stages[0];
-    let to_first = open_hop(shared, &first.peer, hello).await.map_err(|reason| BuildError::Failed {
-        peer: first.peer.clone(),
-        name: first.name.clone(),
-        reason,
-    })?;
+    let to_first = open_hop(shared, &first.peer, hello)
+        .await
+        .map_err(|reason| BuildError::Failed {
+            peer: first.peer.clone(),
+            name: first.name.clone(),
+            reason,
+        })?;
     try_join_all(controls.iter_mut().map(Control::connect)).await?;
     let from_tail = match tokio::time::timeout(CONNECT_TIMEOUT, back.arrived()).await {
         Ok(Ok(stream)) => stream,
@@ -164,26 +193,47 @@ pub async fn build(
             });
         }
     };
-    Ok(BuiltLine { line, epoch, order, reports, to_first, from_tail, controls: Controls(controls) })
+    Ok(BuiltLine {
+        line,
+        epoch,
+        order,
+        reports,
+        to_first,
+        from_tail,
+        controls: Controls(controls),
+    })
 }
 
 /// Pings every stage until one is lost; gives its position, its peer and why. Dropping the future keeps nothing alive.
 pub async fn watch(controls: Controls, pulses: Pulses) -> (usize, String, String) {
-    let watched = controls.0.into_iter().map(|control| Box::pin(control.watch(pulses.clone())));
+    let watched = controls
+        .0
+        .into_iter()
+        .map(|control| Box::pin(control.watch(pulses.clone())));
     futures::future::select_all(watched).await.0
 }
 
-async fn open_control(shared: &Arc<Shared>, index: usize, stage: &OrderedStage) -> Result<Control, BuildError> {
+async fn open_control(
+    shared: &Arc<Shared>,
+    index: usize,
+    stage: &OrderedStage,
+) -> Result<Control, BuildError> {
     let stream: BoxIo = if stage.peer == shared.peer {
         let (near, far) = tokio::io::duplex(LOCAL_PIPE_BYTES);
-        tokio::spawn(super::stage::serve(shared.clone(), shared.peer.clone(), Box::new(far)));
+        tokio::spawn(super::stage::serve(
+            shared.clone(),
+            shared.peer.clone(),
+            Box::new(far),
+        ));
         Box::new(near)
     } else {
-        open_stream(shared, &stage.peer, LINE_PROTOCOL).await.map_err(|reason| BuildError::Failed {
-            peer: stage.peer.clone(),
-            name: stage.name.clone(),
-            reason,
-        })?
+        open_stream(shared, &stage.peer, LINE_PROTOCOL)
+            .await
+            .map_err(|reason| BuildError::Failed {
+                peer: stage.peer.clone(),
+                name: stage.name.clone(),
+                reason,
+            })?
     };
     let (mut reader, writer) = tokio::io::split(stream);
     let (sender, inbox) = mpsc::channel(QUEUE);
@@ -194,10 +244,20 @@ async fn open_control(shared: &Arc<Shared>, index: usize, stage: &OrderedStage) 
             }
         }
     });
-    Ok(Control { stage: index, peer: stage.peer.clone(), name: stage.name.clone(), inbox, writer })
+    Ok(Control {
+        stage: index,
+        peer: stage.peer.clone(),
+        name: stage.name.clone(),
+        inbox,
+        writer,
+    })
 }
 
-async fn open_stream(shared: &Arc<Shared>, peer: &str, protocol: &'static str) -> Result<BoxIo, String> {
+async fn open_stream(
+    shared: &Arc<Shared>,
+    peer: &str,
+    protocol: &'static str,
+) -> Result<BoxIo, String> {
     match tokio::time::timeout(CONNECT_TIMEOUT, shared.open_stream(peer, protocol)).await {
         Ok(result) => result,
         Err(_) => Err(format!("no answer within {} s", CONNECT_TIMEOUT.as_secs())),
@@ -206,10 +266,15 @@ async fn open_stream(shared: &Arc<Shared>, peer: &str, protocol: &'static str) -
 
 async fn open_hop(shared: &Arc<Shared>, peer: &str, hello: Hello) -> Result<BoxIo, String> {
     if peer == shared.peer {
-        return shared.hops.open_local(hello).map_err(|error| error.to_string());
+        return shared
+            .hops
+            .open_local(hello)
+            .map_err(|error| error.to_string());
     }
     let mut stream = open_stream(shared, peer, STEP_PROTOCOL).await?;
-    say_hello(&mut stream, hello).await.map_err(|error| error.to_string())?;
+    say_hello(&mut stream, hello)
+        .await
+        .map_err(|error| error.to_string())?;
     Ok(stream)
 }
 
@@ -219,7 +284,11 @@ impl Control {
         self.send(&ToStage::Offer(offer)).await?;
         match self.next(OFFER_TIMEOUT).await? {
             ToHead::Reserved { bytes, .. } => Ok(bytes),
-            ToHead::Refused { reason, free_bytes, needed_bytes } => Err(BuildError::Refused {
+            ToHead::Refused {
+                reason,
+                free_bytes,
+                needed_bytes,
+            } => Err(BuildError::Refused {
                 peer: self.peer.clone(),
                 name: self.name.clone(),
                 reason,
@@ -237,10 +306,18 @@ impl Control {
             let left = deadline.saturating_duration_since(tokio::time::Instant::now());
             match self.next(left).await? {
                 ToHead::Progress(progress) => {
-                    let _ = events.send(BuildEvent::Progress { stage: self.stage, progress }).await;
+                    let _ = events
+                        .send(BuildEvent::Progress {
+                            stage: self.stage,
+                            progress,
+                        })
+                        .await;
                 }
                 ToHead::Loaded(report) => {
-                    let event = BuildEvent::Loaded { stage: self.stage, report: report.clone() };
+                    let event = BuildEvent::Loaded {
+                        stage: self.stage,
+                        report: report.clone(),
+                    };
                     let _ = events.send(event).await;
                     return Ok(report);
                 }
@@ -296,7 +373,9 @@ impl Control {
 
     async fn next(&mut self, within: Duration) -> Result<ToHead, BuildError> {
         match tokio::time::timeout(within, self.inbox.recv()).await {
-            Ok(Some(ToHead::Gone { reason } | ToHead::Failed { reason })) => Err(self.failed(&reason)),
+            Ok(Some(ToHead::Gone { reason } | ToHead::Failed { reason })) => {
+                Err(self.failed(&reason))
+            }
             Ok(Some(message)) => Ok(message),
             Ok(None) => Err(self.failed("its agent closed the connection")),
             Err(_) => Err(self.failed(&format!("no answer within {} s", within.as_secs()))),
@@ -304,6 +383,10 @@ impl Control {
     }
 
     fn failed(&self, reason: &str) -> BuildError {
-        BuildError::Failed { peer: self.peer.clone(), name: self.name.clone(), reason: reason.to_owned() }
+        BuildError::Failed {
+            peer: self.peer.clone(),
+            name: self.name.clone(),
+            reason: reason.to_owned(),
+        }
     }
 }

@@ -36,10 +36,20 @@ const EVENT_ROOM: usize = 16;
 /// What happens to a request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RequestEvent {
-    Token { token: u32 },
-    Logits { position: u32, vocab: u32, offset: u32, values: Vec<f32> },
+    Token {
+        token: u32,
+    },
+    Logits {
+        position: u32,
+        vocab: u32,
+        offset: u32,
+        values: Vec<f32>,
+    },
     /// The last event; `message` says which machine left, and why, where a failure ended it.
-    Finished { reason: FinishReason, message: Option<String> },
+    Finished {
+        reason: FinishReason,
+        message: Option<String>,
+    },
 }
 
 /// How far a line is.
@@ -65,7 +75,11 @@ pub struct LineHandle {
 }
 
 enum Command {
-    Submit { request: Request, events: mpsc::Sender<RequestEvent>, taken: oneshot::Sender<Result<(), SubmitError>> },
+    Submit {
+        request: Request,
+        events: mpsc::Sender<RequestEvent>,
+        taken: oneshot::Sender<Result<(), SubmitError>>,
+    },
     Cancel(RequestId),
     Close(String),
 }
@@ -89,7 +103,15 @@ pub enum TakeError {
 
 /// Starts the loop of a line that was built.
 pub fn start(built: BuiltLine) -> LineHandle {
-    let BuiltLine { line, epoch, order, reports, to_first, from_tail, controls } = built;
+    let BuiltLine {
+        line,
+        epoch,
+        order,
+        reports,
+        to_first,
+        from_tail,
+        controls,
+    } = built;
     let (commands, inbox) = mpsc::channel(COMMANDS);
     let (state_sender, state) = watch::channel(LineState::Serving);
     let pulses: Pulses = Arc::default();
@@ -100,13 +122,17 @@ pub fn start(built: BuiltLine) -> LineHandle {
         stages: order.stages.len(),
         blocks: order.blocks,
         context: order.context,
-        max_rows: if order.exact { EXACT_ROWS as usize } else { MAX_ROWS },
+        max_rows: if order.exact {
+            EXACT_ROWS as usize
+        } else {
+            MAX_ROWS
+        },
         fixed_rows: order.exact.then_some(EXACT_ROWS),
         max_in_flight: order.stages.len() + 1,
         hidden: match (order.stages.len(), order.exact) {
             (1, _) => HiddenType::None,
             (_, true) => HiddenType::F32,
-            (_, false) => HiddenType::Bf16,
+            (_, false) => HiddenType::BF16,
         },
     };
     let handle = LineHandle {
@@ -120,11 +146,24 @@ pub fn start(built: BuiltLine) -> LineHandle {
         next_request: Arc::default(),
         commands,
     };
-    let names: Vec<String> = handle.order.stages.iter().map(|stage| stage.name.clone()).collect();
+    let names: Vec<String> = handle
+        .order
+        .stages
+        .iter()
+        .map(|stage| stage.name.clone())
+        .collect();
     tokio::spawn(async move {
         let lost = build::watch(controls, pulses);
         let reason = match Head::new(config) {
-            Ok(head) => Driver { head, requests, clients: BTreeMap::new() }.run(inbox, to_first, from_tail, lost, &names).await,
+            Ok(head) => {
+                Driver {
+                    head,
+                    requests,
+                    clients: BTreeMap::new(),
+                }
+                .run(inbox, to_first, from_tail, lost, &names)
+                .await
+            }
             Err(error) => error.to_string(),
         };
         tracing::info!("line {line:016x} ended: {reason}");
@@ -148,18 +187,31 @@ impl LineHandle {
     pub async fn submit(&self, mut request: Request) -> Result<Ticket, TakeError> {
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed) as u64);
         request.id = id;
-        let rows = if request.collect_logits { request.prompt.len() * LOGITS_CHUNKS } else { 0 };
+        let rows = if request.collect_logits {
+            request.prompt.len() * LOGITS_CHUNKS
+        } else {
+            0
+        };
         let answer = request.max_tokens.min(self.order.context as usize);
         let (sender, events) = mpsc::channel(answer + rows + EVENT_ROOM);
         let (taken, answer) = oneshot::channel();
-        let command = Command::Submit { request, events: sender, taken };
+        let command = Command::Submit {
+            request,
+            events: sender,
+            taken,
+        };
         let ended = || match &*self.state.borrow() {
             LineState::Ended(reason) => TakeError::Ended(reason.clone()),
             LineState::Serving => TakeError::Ended("its loop stopped".into()),
         };
         self.commands.send(command).await.map_err(|_| ended())?;
         answer.await.map_err(|_| ended())??;
-        Ok(Ticket { id, commands: self.commands.clone(), events, finished: false })
+        Ok(Ticket {
+            id,
+            commands: self.commands.clone(),
+            events,
+            finished: false,
+        })
     }
 
     /// Ends the line; requests in it end with an error that gives `reason`.
@@ -193,7 +245,9 @@ impl Drop for Ticket {
         if self.finished {
             return;
         }
-        if let Err(mpsc::error::TrySendError::Full(command)) = self.commands.try_send(Command::Cancel(self.id)) {
+        if let Err(mpsc::error::TrySendError::Full(command)) =
+            self.commands.try_send(Command::Cancel(self.id))
+        {
             // The loop is busy writing: it must still learn of it.
             let commands = self.commands.clone();
             tokio::spawn(async move { commands.send(command).await });
@@ -303,15 +357,34 @@ impl Driver {
         while let Some(event) = self.head.poll_event() {
             let (id, event) = match event {
                 HeadEvent::Token { request, token, .. } => (request, RequestEvent::Token { token }),
-                HeadEvent::Logits { request, position, vocab, offset, values } => {
-                    (request, RequestEvent::Logits { position, vocab, offset, values })
-                }
-                HeadEvent::Finished { request, reason } => {
-                    (request, RequestEvent::Finished { reason, message: None })
-                }
+                HeadEvent::Logits {
+                    request,
+                    position,
+                    vocab,
+                    offset,
+                    values,
+                } => (
+                    request,
+                    RequestEvent::Logits {
+                        position,
+                        vocab,
+                        offset,
+                        values,
+                    },
+                ),
+                HeadEvent::Finished { request, reason } => (
+                    request,
+                    RequestEvent::Finished {
+                        reason,
+                        message: None,
+                    },
+                ),
             };
             let last = matches!(event, RequestEvent::Finished { .. });
-            let gone = self.clients.get(&id).is_none_or(|client| client.try_send(event).is_err());
+            let gone = self
+                .clients
+                .get(&id)
+                .is_none_or(|client| client.try_send(event).is_err());
             if last {
                 self.clients.remove(&id);
             } else if gone {
@@ -333,7 +406,11 @@ impl Driver {
         self.count();
     }
 
-    async fn send_frames(&mut self, to_first: &mut super::hops::BoxIo, out: &mut Vec<u8>) -> std::io::Result<()> {
+    async fn send_frames(
+        &mut self,
+        to_first: &mut super::hops::BoxIo,
+        out: &mut Vec<u8>,
+    ) -> std::io::Result<()> {
         while let Some(frame) = self.head.next_frame() {
             out.clear();
             let start = begin_message(out, MessageKind::Step);
@@ -356,7 +433,9 @@ fn read_answers(mut from_tail: super::hops::BoxIo) -> mpsc::Receiver<(u8, Vec<u8
     tokio::spawn(async move {
         loop {
             let mut payload = Vec::new();
-            let Ok(kind) = receive_payload(&mut from_tail, &mut payload).await else { break };
+            let Ok(kind) = receive_payload(&mut from_tail, &mut payload).await else {
+                break;
+            };
             if sender.send((kind, payload)).await.is_err() {
                 break;
             }

@@ -26,7 +26,7 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 const LOCAL_PIPE_BYTES: usize = 1 << 18;
 
 /// The hops that stages on this machine wait for.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct Hops(Arc<Mutex<BTreeMap<Hello, oneshot::Sender<BoxIo>>>>);
 
 /// Withdraws the expectation when dropped.
@@ -41,7 +41,11 @@ impl Hops {
     pub fn expect(&self, hello: Hello) -> Expected {
         let (sender, arrives) = oneshot::channel();
         self.lock().insert(hello, sender);
-        Expected { hops: self.clone(), hello, arrives }
+        Expected {
+            hops: self.clone(),
+            hello,
+            arrives,
+        }
     }
 
     /// Hands a hop to whoever expects it; false where nobody does.
@@ -58,7 +62,10 @@ impl Hops {
         if self.deliver(hello, Box::new(far)) {
             Ok(Box::new(near))
         } else {
-            Err(std::io::Error::new(std::io::ErrorKind::NotFound, "no stage on this machine expects that hop"))
+            Err(std::io::Error::new(
+                std::io::ErrorKind::NotFound,
+                "no stage on this machine expects that hop",
+            ))
         }
     }
 
@@ -76,7 +83,9 @@ impl Hops {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Hello, oneshot::Sender<BoxIo>>> {
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.0
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
@@ -92,7 +101,10 @@ impl Drop for Expected {
         // A hop that was delivered is no longer in the table, and a replacement has its own sender.
         self.arrives.close();
         let mut table = self.hops.lock();
-        if table.get(&self.hello).is_some_and(oneshot::Sender::is_closed) {
+        if table
+            .get(&self.hello)
+            .is_some_and(oneshot::Sender::is_closed)
+        {
             table.remove(&self.hello);
         }
     }
@@ -108,7 +120,11 @@ mod tests {
     use super::*;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-    const HELLO: Hello = Hello { line: 1, epoch: 1, to: 2 };
+    const HELLO: Hello = Hello {
+        line: 1,
+        epoch: 1,
+        to: 2,
+    };
 
     #[tokio::test]
     async fn a_local_hop_reaches_the_stage_that_expects_it() {

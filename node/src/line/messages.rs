@@ -34,14 +34,28 @@ pub enum ToStage {
 /// What a stage says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ToHead {
-    Reserved { bytes: u64, expires_s: u32 },
-    Refused { reason: String, free_bytes: u64, needed_bytes: u64 },
+    Reserved {
+        bytes: u64,
+        expires_s: u32,
+    },
+    Refused {
+        reason: String,
+        free_bytes: u64,
+        needed_bytes: u64,
+    },
     Progress(Progress),
     Loaded(StageReport),
-    Failed { reason: String },
+    Failed {
+        reason: String,
+    },
     Connected,
-    Pong { steps: u64, resident_bytes: u64 },
-    Gone { reason: String },
+    Pong {
+        steps: u64,
+        resident_bytes: u64,
+    },
+    Gone {
+        reason: String,
+    },
 }
 
 /// One stage of a line, as the planner wants it.

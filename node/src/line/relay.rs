@@ -32,7 +32,10 @@ pub async fn relay(
             }
             kind::LOGITS | kind::FAULT => {}
             other => {
-                return Err(Error::new(ErrorKind::InvalidData, format!("message kind {other} on a hop")));
+                return Err(Error::new(
+                    ErrorKind::InvalidData,
+                    format!("message kind {other} on a hop"),
+                ));
             }
         }
         to.write_all(&message).await?;
@@ -41,13 +44,19 @@ pub async fn relay(
 }
 
 /// Reads one message with its envelope, so that it can be written on in one piece.
-async fn receive_whole(from: &mut (impl AsyncRead + Unpin), message: &mut Vec<u8>) -> std::io::Result<u8> {
+async fn receive_whole(
+    from: &mut (impl AsyncRead + Unpin),
+    message: &mut Vec<u8>,
+) -> std::io::Result<u8> {
     use tokio::io::AsyncReadExt;
     let mut header = [0; 5];
     from.read_exact(&mut header).await?;
     let length = u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize;
     if length == 0 || length > MAX_MESSAGE {
-        return Err(Error::new(ErrorKind::InvalidData, format!("a hop message announces {length} bytes")));
+        return Err(Error::new(
+            ErrorKind::InvalidData,
+            format!("a hop message announces {length} bytes"),
+        ));
     }
     message.clear();
     message.extend_from_slice(&header);
@@ -57,7 +66,11 @@ async fn receive_whole(from: &mut (impl AsyncRead + Unpin), message: &mut Vec<u8
 }
 
 /// Writes one message whose payload is already encoded.
-pub async fn send_payload(to: &mut (impl AsyncWrite + Unpin), kind: u8, payload: &[u8]) -> std::io::Result<()> {
+pub async fn send_payload(
+    to: &mut (impl AsyncWrite + Unpin),
+    kind: u8,
+    payload: &[u8],
+) -> std::io::Result<()> {
     let length = u32::try_from(payload.len() + 1).map_err(Error::other)?;
     let mut header = [0; 5];
     header[..4].copy_from_slice(&length.to_le_bytes());
@@ -68,7 +81,10 @@ pub async fn send_payload(to: &mut (impl AsyncWrite + Unpin), kind: u8, payload:
 }
 
 /// Reads one hop message into `payload`.
-pub async fn receive_payload(from: &mut (impl AsyncRead + Unpin), payload: &mut Vec<u8>) -> std::io::Result<u8> {
+pub async fn receive_payload(
+    from: &mut (impl AsyncRead + Unpin),
+    payload: &mut Vec<u8>,
+) -> std::io::Result<u8> {
     wire::receive_into(from, MAX_MESSAGE, payload).await
 }
 
@@ -86,9 +102,15 @@ mod tests {
         let steps = AtomicU64::new(0);
         relay(a2, b, &steps).await.unwrap();
         let mut payload = Vec::new();
-        assert_eq!(receive_payload(&mut b2, &mut payload).await.unwrap(), kind::STEP);
+        assert_eq!(
+            receive_payload(&mut b2, &mut payload).await.unwrap(),
+            kind::STEP
+        );
         assert_eq!(payload, b"one");
-        assert_eq!(receive_payload(&mut b2, &mut payload).await.unwrap(), kind::FAULT);
+        assert_eq!(
+            receive_payload(&mut b2, &mut payload).await.unwrap(),
+            kind::FAULT
+        );
         assert_eq!(steps.load(Ordering::Relaxed), 1);
     }
 

@@ -9,9 +9,9 @@ use tokio::sync::mpsc;
 use super::hops::{BoxIo, say_hello};
 use super::messages::{Hello, Offer, Progress, StageReport, ToHead, ToStage};
 use super::relay::relay;
+use crate::agent::Shared;
 use crate::agent::memory::Reservation;
 use crate::agent::prepare::{self, StageRequest};
-use crate::agent::Shared;
 use crate::host::Worker;
 use crate::wire::{self, kind};
 
@@ -88,7 +88,11 @@ async fn attend(
     }
 
     // Expected before anybody can know that this stage is ready.
-    let inbound = shared.hops.expect(Hello { line: offer.line, epoch: offer.epoch, to: offer.stage });
+    let inbound = shared.hops.expect(Hello {
+        line: offer.line,
+        epoch: offer.epoch,
+        to: offer.stage,
+    });
     let (worker, report) = match prepare_while_listening(shared, &offer, inbox, writer).await? {
         Some(ready) => ready,
         None => return Ok(()),
@@ -127,14 +131,18 @@ async fn reserve(shared: &Arc<Shared>, offer: &Offer) -> Result<Reservation, ToH
     }
     if offer.logits && offer.head != shared.peer && !shared.allow_logits {
         return Err(refused(
-            "its owner does not let logits leave the machine (start its agent with --allow-logits)".into(),
+            "its owner does not let logits leave the machine (start its agent with --allow-logits)"
+                .into(),
             shared.memory.free(),
         ));
     }
-    let needed = prepare::footprint_of(shared, offer).await.map_err(|error| refused(error, 0))?;
-    shared.memory.reserve(needed.max(offer.needed_bytes)).map_err(|free| {
-        refused(format!("{free} bytes are free, {needed} are needed"), free)
-    })
+    let needed = prepare::footprint_of(shared, offer)
+        .await
+        .map_err(|error| refused(error, 0))?;
+    shared
+        .memory
+        .reserve(needed.max(offer.needed_bytes))
+        .map_err(|free| refused(format!("{free} bytes are free, {needed} are needed"), free))
 }
 
 /// Prepares the stage; a head that goes away or releases meanwhile ends it.
@@ -172,16 +180,25 @@ async fn prepare_while_listening(
 
 /// Opens the hop that this stage writes to.
 async fn open_hop(shared: &Arc<Shared>, offer: &Offer) -> Result<BoxIo, String> {
-    let hello = Hello { line: offer.line, epoch: offer.epoch, to: offer.stage + 1 };
+    let hello = Hello {
+        line: offer.line,
+        epoch: offer.epoch,
+        to: offer.stage + 1,
+    };
     let failed = |error: String| format!("the next stage cannot be reached: {error}");
     if offer.next == shared.peer {
-        return shared.hops.open_local(hello).map_err(|error| failed(error.to_string()));
+        return shared
+            .hops
+            .open_local(hello)
+            .map_err(|error| failed(error.to_string()));
     }
     let mut stream = shared
         .open_stream(&offer.next, super::messages::STEP_PROTOCOL)
         .await
         .map_err(failed)?;
-    say_hello(&mut stream, hello).await.map_err(|error| failed(error.to_string()))?;
+    say_hello(&mut stream, hello)
+        .await
+        .map_err(|error| failed(error.to_string()))?;
     Ok(stream)
 }
 
@@ -194,7 +211,11 @@ async fn run(
     inbox: &mut Inbox,
     writer: &mut (impl tokio::io::AsyncWrite + Unpin + Send),
 ) -> Result<(), String> {
-    let Worker { input, output, mut process } = worker;
+    let Worker {
+        input,
+        output,
+        mut process,
+    } = worker;
     let steps = Arc::new(AtomicU64::new(0));
     let (counted, taken) = (steps.clone(), Arc::new(AtomicU64::new(0)));
     let mut into_worker = tokio::spawn(async move { relay(inbound, input, &taken).await });
@@ -240,7 +261,10 @@ async fn run(
     outcome
 }
 
-async fn send(writer: &mut (impl tokio::io::AsyncWrite + Unpin), message: &ToHead) -> Result<(), String> {
+async fn send(
+    writer: &mut (impl tokio::io::AsyncWrite + Unpin),
+    message: &ToHead,
+) -> Result<(), String> {
     wire::send(writer, kind::CONTROL, message)
         .await
         .map_err(|_| "the head is gone".to_owned())

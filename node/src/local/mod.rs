@@ -53,18 +53,24 @@ pub async fn answer(
 
 async fn dispatch(home: &Home, command: Command, events: EventSink) -> Result<serde_json::Value> {
     match command {
-        Command::ModelAdd(request) => json(models::add(store(home).await?, request, events).await?),
-        Command::ModelList => json(models::list(&store(home).await?)),
-        Command::ModelShow { model } => json(models::show(&store(home).await?, &model)?),
-        Command::ModelRemove { model } => json(models::remove(store(home).await?, model).await?),
-        Command::Tokenize(request) => json(models::tokenize(store(home).await?, request).await?),
+        Command::ModelAdd(request) => {
+            json(models::add(open_store(home).await?, request, events).await?)
+        }
+        Command::ModelList => json(models::list(&open_store(home).await?)),
+        Command::ModelShow { model } => json(models::show(&open_store(home).await?, &model)?),
+        Command::ModelRemove { model } => {
+            json(models::remove(open_store(home).await?, model).await?)
+        }
+        Command::Tokenize(request) => {
+            json(models::tokenize(open_store(home).await?, request).await?)
+        }
         // Membership has no lock of its own: whoever has the store has the home.
         Command::FleetNew { name } => {
-            let _alone = store(home).await?;
+            let _alone = open_store(home).await?;
             json(fleet::found_in(home, name).await?)
         }
         Command::Join { invite } => {
-            let _alone = store(home).await?;
+            let _alone = open_store(home).await?;
             json(fleet::join_in(home, &invite).await?)
         }
         Command::Status
@@ -80,7 +86,7 @@ async fn dispatch(home: &Home, command: Command, events: EventSink) -> Result<se
 }
 
 /// Opens the home's store, alone. Another command that has it is waited for.
-async fn store(home: &Home) -> Result<Store> {
+pub async fn open_store(home: &Home) -> Result<Store> {
     home.create()?;
     let deadline = Instant::now() + STORE_WAIT;
     loop {

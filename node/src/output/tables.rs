@@ -59,6 +59,7 @@ pub fn status(status: &Status) -> String {
             LineState::Serving => "serving",
             LineState::Draining => "draining",
             LineState::Failed => "failed",
+            LineState::Ended => "ended",
         };
         lines.push(format!(
             "\nline for {name}: {state}, epoch {}, {} request{}",

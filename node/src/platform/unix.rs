@@ -66,44 +66,6 @@ pub fn prepare_control_path(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The signal that ended a process, if one did.
-pub fn exit_signal(status: std::process::ExitStatus) -> Option<i32> {
-    std::os::unix::process::ExitStatusExt::signal(&status)
-}
-
-/// The process that started this one; another id than at the start means that it is gone.
-pub fn parent_process() -> Option<u32> {
-    rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs())
-}
-
-/// Takes stdout for this caller alone: whatever else writes to stdout from now on reaches stderr.
-pub fn take_stdout() -> io::Result<fs::File> {
-    let real = rustix::io::dup(rustix::stdio::stdout())?;
-    rustix::stdio::dup2_stdout(rustix::stdio::stderr())?;
-    Ok(fs::File::from(real))
-}
-
-/// Resolves when this process is asked to end: SIGINT, SIGTERM or SIGHUP.
-pub async fn termination() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let wait = |kind| async move {
-        match signal(kind) {
-            Ok(mut signal) => {
-                signal.recv().await;
-            }
-            Err(error) => {
-                tracing::warn!(%error, "a signal cannot be watched for");
-                std::future::pending::<()>().await;
-            }
-        }
-    };
-    tokio::select! {
-        () = wait(SignalKind::interrupt()) => {}
-        () = wait(SignalKind::terminate()) => {}
-        () = wait(SignalKind::hangup()) => {}
-    }
-}
-
 /// This process's stdout, for its owner alone: what libraries print goes to stderr from here on.
 pub fn take_stdout() -> io::Result<File> {
     let own = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 3)?;

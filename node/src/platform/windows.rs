@@ -33,32 +33,6 @@ pub fn prepare_control_path(_path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// There are no signals here.
-pub fn exit_signal(_status: std::process::ExitStatus) -> Option<i32> {
-    None
-}
-
-/// Not known here: a worker ends when its input closes.
-pub fn parent_process() -> Option<u32> {
-    None
-}
-
-/// Stdout as it is; nothing that is loaded here is known to print.
-pub fn take_stdout() -> io::Result<std::fs::File> {
-    use std::os::windows::io::AsHandle;
-    Ok(std::fs::File::from(
-        io::stdout().as_handle().try_clone_to_owned()?,
-    ))
-}
-
-/// Resolves when this process is asked to end: Ctrl-C.
-pub async fn termination() {
-    if let Err(error) = tokio::signal::ctrl_c().await {
-        tracing::warn!(%error, "Ctrl-C cannot be watched for");
-        std::future::pending::<()>().await;
-    }
-}
-
 /// A second handle to this process's stdout. What libraries print is not kept apart here.
 pub fn take_stdout() -> io::Result<File> {
     io::stdout()

@@ -12,7 +12,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use skein_engine::{KvType, Numerics, Runtime, StageSpec};
-use skein_pipeline::frame::{MAX_MESSAGE, MessageHeader, MessageKind, begin_message, encode_fault, end_message};
+use skein_pipeline::frame::{
+    MAX_MESSAGE, MessageHeader, MessageKind, begin_message, encode_fault, end_message,
+};
 use skein_pipeline::runner::{RunError, StageRunner};
 use skein_pipeline::stage::StageConfig;
 
@@ -32,9 +34,13 @@ pub fn serve() -> Result<()> {
     let mut input = io::stdin().lock();
     let mut payload = Vec::new();
 
-    let Some(header) = read_message(&mut input, &mut payload)? else { return Ok(()) };
+    let Some(header) = read_message(&mut input, &mut payload)? else {
+        return Ok(());
+    };
     if header.kind != MessageKind::Load {
-        return Err(Error::failed("a worker is told what to load before anything else"));
+        return Err(Error::failed(
+            "a worker is told what to load before anything else",
+        ));
     }
     let spec: LoadSpec = wire::decode(&payload)
         .map_err(|error| Error::failed(format_args!("what to load is unreadable: {error}")))?;
@@ -62,12 +68,17 @@ pub fn serve() -> Result<()> {
                 write_raw(&mut output, kind::FAULT, &payload)?;
                 return Ok(());
             }
-            other => Some(format!("a message of kind {other:?} came where a step was expected")),
+            other => Some(format!(
+                "a message of kind {other:?} came where a step was expected"
+            )),
         };
         if let Some(fault) = fault {
             out.clear();
             let start = begin_message(&mut out, MessageKind::Fault);
-            encode_fault(&format!("layers {} to {}: {fault}", spec.layers.0, spec.layers.1), &mut out);
+            encode_fault(
+                &format!("layers {} to {}: {fault}", spec.layers.0, spec.layers.1),
+                &mut out,
+            );
             end_message(&mut out, start).map_err(Error::failed)?;
             output.write_all(&out)?;
             return Err(Error::failed(fault));
@@ -86,31 +97,39 @@ pub fn probe(libs: &Path, cache: &Path, calibrate: bool) -> Result<()> {
     for device in runtime.devices().map_err(Error::failed)? {
         let bytes_per_s = if calibrate {
             // A device that cannot run the layer is listed without a speed.
-            runtime.calibrate(&device.id).ok().map(|measured| measured.bytes_per_s)
+            skein_engine::calibrate::calibrate(&runtime, &device.id)
+                .ok()
+                .map(|measured| measured.bytes_per_s)
         } else {
             None
         };
         devices.push(DeviceReport {
             id: device.id,
             name: device.name,
-            memory_bytes: device.memory_bytes,
+            memory_bytes: device.memory_bytes.unwrap_or_else(platform::total_memory),
             class: device.class,
             bytes_per_s,
         });
     }
-    let report = ProbeReport { version: runtime.version().map_err(Error::failed)?, devices };
+    let report = ProbeReport {
+        version: runtime.version(),
+        devices,
+    };
     serde_json::to_writer(&mut output, &report).map_err(Error::failed)?;
     Ok(())
 }
 
-fn load(spec: &LoadSpec) -> std::result::Result<(StageRunner<skein_engine::Stage>, LoadReport), String> {
-    let runtime = Runtime::open(&spec.libs_dir, &spec.cache_dir).map_err(|error| error.to_string())?;
+fn load(
+    spec: &LoadSpec,
+) -> std::result::Result<(StageRunner<skein_engine::Stage>, LoadReport), String> {
+    let runtime =
+        Runtime::open(&spec.libs_dir, &spec.cache_dir).map_err(|error| error.to_string())?;
     let kv = match spec.kv.as_deref() {
-        None => None,
-        Some("f16") => Some(KvType::F16),
-        Some("bf16") => Some(KvType::Bf16),
-        Some("f32") => Some(KvType::F32),
-        Some("u8") => Some(KvType::U8),
+        None => KvType::default(),
+        Some("f16") => KvType::F16,
+        Some("bf16") => KvType::Bf16,
+        Some("f32") => KvType::F32,
+        Some("u8") => KvType::U8,
         Some(other) => return Err(format!("there is no KV type {other}")),
     };
     let stage = runtime
@@ -118,7 +137,11 @@ fn load(spec: &LoadSpec) -> std::result::Result<(StageRunner<skein_engine::Stage
             xml: &spec.graph,
             weights: &spec.weights,
             device: &spec.device,
-            numerics: if spec.exact { Numerics::Exact } else { Numerics::Fast },
+            numerics: if spec.exact {
+                Numerics::Exact
+            } else {
+                Numerics::Fast
+            },
             blocks: spec.blocks as usize,
             first: spec.first,
             last: spec.last,
@@ -128,8 +151,8 @@ fn load(spec: &LoadSpec) -> std::result::Result<(StageRunner<skein_engine::Stage
             kv,
             threads: spec.threads.map(|threads| threads as usize),
             dynamic_quantization_group: spec.dynamic_quantization_group,
-            inference_precision: spec.inference_precision.as_deref(),
-            sliding_windows: &spec.sliding_windows,
+            inference_precision: spec.inference_precision.clone(),
+            sliding_windows: spec.sliding_windows.clone(),
         })
         .map_err(|error| error.to_string())?;
     let report = stage.report();
@@ -150,21 +173,27 @@ fn load(spec: &LoadSpec) -> std::result::Result<(StageRunner<skein_engine::Stage
         vocab: spec.vocab as usize,
         context: spec.context,
     };
-    let runner = StageRunner::new(stage, config, spec.last, spec.allow_logits).map_err(|error| error.to_string())?;
+    let runner = StageRunner::new(stage, config, spec.last, spec.allow_logits)
+        .map_err(|error| error.to_string())?;
     Ok((runner, report))
 }
 
 /// Ends this process when its agent is gone without having closed the pipe, as when it was killed while this one
 /// compiles and reads nothing.
 fn watch_parent() {
-    let Some(parent) = platform::parent_process() else { return };
+    let Some(parent) = platform::parent_process() else {
+        return;
+    };
     let watch = move || {
         while platform::parent_process() == Some(parent) {
             std::thread::sleep(WATCH_PARENT_EVERY);
         }
         std::process::exit(0);
     };
-    if let Err(error) = std::thread::Builder::new().name("watch-parent".into()).spawn(watch) {
+    if let Err(error) = std::thread::Builder::new()
+        .name("watch-parent".into())
+        .spawn(watch)
+    {
         tracing::warn!(%error, "this worker cannot watch its agent");
     }
 }

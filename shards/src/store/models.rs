@@ -257,11 +257,18 @@ impl Store {
             let held = entry.held.clone();
             (entry, held)
         } else {
-            let fresh = disk::new_dir(&self.0.layout.imports())?;
-            disk::write_file(&fresh.join(disk::MANIFEST), bytes)?;
-            fs::rename(&fresh, &dir).map_err(StoreError::io(&dir))?;
-            disk::sync_dir(&self.0.layout.models())?;
             let held = vec![Runs::default(); segments];
+            let fresh = disk::new_dir(&self.0.layout.imports())?;
+            // Files that cannot be made, for example because they would be larger than the file
+            // system allows, must not leave a model behind that cannot be opened.
+            let made = disk::write_file(&fresh.join(disk::MANIFEST), bytes)
+                .and_then(|()| Entry::open(&fresh, manifest.clone(), held.clone()).map(drop))
+                .and_then(|()| fs::rename(&fresh, &dir).map_err(StoreError::io(&dir)));
+            if let Err(error) = made {
+                let _ = fs::remove_dir_all(&fresh);
+                return Err(error);
+            }
+            disk::sync_dir(&self.0.layout.models())?;
             (Entry::open(&dir, manifest, held.clone())?, held)
         };
         self.0.state.put(id, segments, held.iter().enumerate())?;

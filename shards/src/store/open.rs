@@ -49,9 +49,17 @@ impl Store {
             let believed = known
                 .remove(&id)
                 .filter(|held| whole && held.len() == manifest.segments.len());
-            let entry = match believed {
-                Some(held) => Entry::open(&dir, manifest.clone(), clipped(held, &manifest))?,
-                None => recover(&dir, id, manifest, &state, &mut notes)?,
+            let opened = match believed {
+                Some(held) => Entry::open(&dir, manifest.clone(), clipped(held, &manifest)),
+                None => recover(&dir, id, manifest, &state, &mut notes),
+            };
+            let entry = match opened {
+                Ok(entry) => entry,
+                // One model that cannot be read must not take the others with it.
+                Err(error) => {
+                    notes.push(format!("{} cannot be opened: {error}", dir.display()));
+                    continue;
+                }
             };
             entries.insert(id, entry);
         }

@@ -518,6 +518,27 @@ fn a_folder_without_its_manifest_keeps_its_data_until_the_manifest_is_back() {
 }
 
 #[test]
+fn a_model_too_large_for_the_file_system_is_refused_and_leaves_nothing() {
+    let (_dir, source, id) = with_model();
+    let mut manifest = Manifest::clone(&source.manifest(id).unwrap());
+    for segment in &mut manifest.segments[1..] {
+        segment.offset += 1 << 49;
+    }
+    let (dir, store) = empty();
+    match store.put_manifest(&manifest.encode()) {
+        // A file system may well have room for the hole.
+        Ok(huge) => assert_eq!(store.held(huge).unwrap(), [false; 5]),
+        Err(error) => {
+            assert!(matches!(error, StoreError::Io { .. }), "{error}");
+            for folder in ["models", "import"] {
+                assert_eq!(fs::read_dir(dir.path().join(folder)).unwrap().count(), 0);
+            }
+        }
+    }
+    reopen(store);
+}
+
+#[test]
 fn many_threads_may_write_and_read_at_once() {
     let (_dir, source, id) = with_model();
     let (_dir2, store) = empty();
