@@ -4,7 +4,7 @@
 //! 1. As few machines as fit, or exactly as many as were asked for.
 //! 2. The cost of a line is the time of one token ([`crate::pace`]). Any line whose cost is
 //!    within [`TOLERANCE_PERCENT`] of the lowest counts as equally fast: speeds are not known
-//!    better than that.
+//!    better than that, least of all when machines measured themselves while they were busy.
 //! 3. Among those, one with the asker as its head.
 //! 4. Among those, the one whose slowest stage is fastest, because several requests in flight
 //!    go at the pace of the slowest stage. This is what shares the layers by speed.
@@ -31,7 +31,7 @@ use crate::search::{Ground, Leg, Lines, Rules, memory_free};
 /// Sets of so many machines are searched exhaustively.
 pub const EXACT_CANDIDATES: usize = 12;
 /// Lines whose cost differs by less count as equally fast.
-pub const TOLERANCE_PERCENT: u128 = 10;
+pub const TOLERANCE_PERCENT: u128 = 25;
 /// Deeper than any model there is; bounds the search's memory on a malformed manifest.
 pub const MAX_LAYERS: usize = 256;
 

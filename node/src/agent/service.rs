@@ -247,7 +247,7 @@ fn lines_of(shared: &Agent) -> Vec<objects::Line> {
                 &shared.name,
                 offer.layers,
                 &served.report,
-                0,
+                served.steps.load(std::sync::atomic::Ordering::Relaxed),
                 resident,
             )],
             requests: 0,

@@ -1,6 +1,7 @@
 //! The stages that this machine carries now, for `status` and adverts.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use crate::line::messages::{Offer, StageReport};
@@ -14,6 +15,8 @@ pub struct Serving(Arc<Mutex<BTreeMap<(u64, u32), Served>>>);
 pub struct Served {
     pub offer: Offer,
     pub report: StageReport,
+    /// Steps that the worker has taken.
+    pub steps: Arc<AtomicU64>,
 }
 
 /// Takes the stage out of the table when dropped.
@@ -21,22 +24,25 @@ pub struct Served {
 pub struct ServingGuard {
     serving: Serving,
     key: (u64, u32),
+    /// Where the steps are counted.
+    pub steps: Arc<AtomicU64>,
 }
 
 impl Serving {
     /// Notes a stage until the guard is dropped.
     pub fn enter(&self, offer: &Offer, report: &StageReport) -> ServingGuard {
         let key = (offer.line, offer.stage);
-        self.lock().insert(
-            key,
-            Served {
-                offer: offer.clone(),
-                report: report.clone(),
-            },
-        );
+        let steps: Arc<AtomicU64> = Arc::default();
+        let served = Served {
+            offer: offer.clone(),
+            report: report.clone(),
+            steps: steps.clone(),
+        };
+        self.lock().insert(key, served);
         ServingGuard {
             serving: self.clone(),
             key,
+            steps,
         }
     }
 

@@ -16,7 +16,9 @@ use crate::output;
 const PROMPT: &str = "What is the capital of France?";
 /// Tokens of the answer; enough to see a line work, and past the end of the answer so that both runs end alike.
 const TOKENS: u32 = 24;
-/// Uses of an invite beyond the agents that need it: none.
+/// A stage's count reaches the head with the next pong.
+const COUNTED: Duration = Duration::from_secs(10);
+/// How long the demo's invites may be used, in seconds.
 const INVITE_S: u64 = 3600;
 
 /// Tells the demo as it happens, on stderr.
@@ -152,7 +154,7 @@ pub async fn play(
         answer.tokens.len(),
         answer.finish_reason.as_str()
     ));
-    let worked = workers_that_stepped(&root, &answer).await?;
+    let worked = workers_that_stepped(&agents, &answer).await?;
 
     let late_joiner = join_late(stage, &agents, &answer, &imported, narrator).await?;
 
@@ -268,20 +270,28 @@ async fn ask(
     Ok(answer)
 }
 
-/// How many worker processes took steps, as the stages themselves say within a few pings.
-async fn workers_that_stepped(root: &Agent, answer: &objects::Ask) -> Result<usize> {
-    let deadline = Instant::now() + Duration::from_secs(10);
+/// How many worker processes took steps, as the machines that run them count.
+async fn workers_that_stepped(agents: &[Agent], answer: &objects::Ask) -> Result<usize> {
+    let line: BTreeSet<u32> = answer
+        .pipeline
+        .iter()
+        .map(|stage| stage.worker_pid)
+        .collect();
+    let deadline = Instant::now() + COUNTED;
     loop {
-        let status: objects::Status = root.call(Command::Status).await?;
-        let stepped: BTreeSet<u32> = status
-            .lines
-            .iter()
-            .flat_map(|line| &line.stages)
-            .filter(|stage| stage.steps > 0)
-            .map(|stage| stage.worker_pid)
-            .collect();
-        if stepped.len() >= answer.pipeline.len() || Instant::now() > deadline {
-            return Ok(stepped.len());
+        let mut stepped = BTreeSet::new();
+        for agent in agents {
+            let status: objects::Status = agent.call(Command::Status).await?;
+            let stages = status.lines.iter().flat_map(|line| &line.stages);
+            stepped.extend(
+                stages
+                    .filter(|stage| stage.steps > 0)
+                    .map(|stage| stage.worker_pid),
+            );
+        }
+        let worked = stepped.intersection(&line).count();
+        if worked >= line.len() || Instant::now() > deadline {
+            return Ok(worked);
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }

@@ -67,7 +67,7 @@ async fn attend(
     if offer.head != from {
         return Err("the offer names another head than the peer that made it".into());
     }
-    let mut reservation = match reserve(shared, &offer).await {
+    let reservation = match reserve(shared, &offer).await {
         Ok(reservation) => reservation,
         Err(refusal) => {
             tracing::info!(head = %from, ?refusal, "refused an offer");
@@ -112,10 +112,17 @@ async fn attend(
         Ok(Ok(stream)) => stream,
         _ => return Err("the hop from the previous stage never came".into()),
     };
-    let ended = run(shared, worker, inbound, outbound, inbox, writer).await;
-    drop(guard);
-    reservation.bytes = 0;
-    drop(reservation);
+    let ended = run(
+        shared,
+        worker,
+        &guard.steps,
+        inbound,
+        outbound,
+        inbox,
+        writer,
+    )
+    .await;
+    drop((guard, reservation));
     ended
 }
 
@@ -206,6 +213,7 @@ async fn open_hop(shared: &Arc<Shared>, offer: &Offer) -> Result<BoxIo, String> 
 async fn run(
     shared: &Arc<Shared>,
     worker: Worker,
+    steps: &Arc<AtomicU64>,
     inbound: BoxIo,
     outbound: BoxIo,
     inbox: &mut Inbox,
@@ -216,7 +224,6 @@ async fn run(
         output,
         mut process,
     } = worker;
-    let steps = Arc::new(AtomicU64::new(0));
     let (counted, taken) = (steps.clone(), Arc::new(AtomicU64::new(0)));
     let mut into_worker = tokio::spawn(async move { relay(inbound, input, &taken).await });
     let mut out_of_worker = tokio::spawn(async move { relay(output, outbound, &counted).await });
