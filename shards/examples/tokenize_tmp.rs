@@ -7,7 +7,5 @@ fn main() {
     let m = store.manifest(id).unwrap();
     let t = Tokenizer::of(&m, &store.tokenizer(id).unwrap()).unwrap();
     let text = std::fs::read_to_string(&a[2]).unwrap();
-    for i in t.encode(&text, true) {
-        println!("{i}");
-    }
+    for i in t.encode(&text, true) { println!("{i}"); }
 }
