@@ -8,10 +8,11 @@ use crate::echo;
 use crate::network::Network;
 use crate::switch::Link;
 
-/// What the machine itself may add to a round trip; generous, since it may be busy.
+/// What the machine itself may add to the fastest round trip; generous, since it may be busy.
 const SLACK: Duration = Duration::from_millis(15);
 
-/// The median round trip is both links' delays and little more.
+/// The fastest round trip is both links' delays and little more. (The others say more about how
+/// busy the machine is.)
 pub fn round_trip(link: Link) -> anyhow::Result<String> {
     let network = Network::build(&["a", "b"], link)?;
     let [a, b] = network.machines.as_slice() else {
@@ -21,14 +22,18 @@ pub fn round_trip(link: Link) -> anyhow::Result<String> {
     let median = times[times.len() / 2];
     let expected = link.delay * 2;
     ensure!(
-        times[0] >= expected && median < expected + SLACK,
+        times[0] >= expected && times[0] < expected + SLACK,
         "round trips took {:?} to {:?} instead of {expected:?}",
         times[0],
         times[times.len() - 1]
     );
     let counters = network.stop();
     ensure!(counters.lost == 0 && counters.dropped == 0, "{counters:?}");
-    Ok(format!("{:.1} ms", median.as_secs_f64() * 1e3))
+    Ok(format!(
+        "{:.1} ms at best, {:.1} ms in the middle",
+        times[0].as_secs_f64() * 1e3,
+        median.as_secs_f64() * 1e3
+    ))
 }
 
 /// Messages of several frames arrive whole over a link that loses some.
