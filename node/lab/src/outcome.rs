@@ -1,5 +1,6 @@
 //! Passed, skipped, failed. A skip is never a pass: it is printed with its reason and counted apart.
 
+use std::io::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -49,15 +50,21 @@ impl Report {
         match outcome {
             Outcome::Passed(seen) => {
                 self.passed += 1;
-                println!("passed  {}: {name} ({took}): {seen}", self.check);
+                say(format_args!(
+                    "passed  {}: {name} ({took}): {seen}",
+                    self.check
+                ));
             }
             Outcome::Skipped(reason) => {
                 self.skipped += 1;
-                println!("SKIPPED {}: {name}: {reason}", self.check);
+                say(format_args!("SKIPPED {}: {name}: {reason}", self.check));
             }
             Outcome::Failed(error) => {
                 self.failed += 1;
-                println!("FAILED  {}: {name} ({took}): {error:#}", self.check);
+                say(format_args!(
+                    "FAILED  {}: {name} ({took}): {error:#}",
+                    self.check
+                ));
             }
         }
     }
@@ -70,10 +77,10 @@ impl Report {
 
     /// Prints the totals; 0 unless something failed, 130 after Ctrl-C.
     pub fn finish(self) -> ExitCode {
-        println!(
+        say(format_args!(
             "check {}: {} passed, {} failed, {} skipped",
             self.check, self.passed, self.failed, self.skipped
-        );
+        ));
         match (self.interrupted, self.failed) {
             (true, _) => ExitCode::from(130),
             (false, 0) => ExitCode::SUCCESS,
@@ -89,6 +96,11 @@ impl From<anyhow::Result<String>> for Outcome {
             Err(error) => Outcome::Failed(error),
         }
     }
+}
+
+/// A reader that went away must not keep the guards from running.
+fn say(line: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 struct Took(Duration);
