@@ -33,6 +33,64 @@ pub struct Settings {
     pub mdns: Option<bool>,
     /// How much to log.
     pub log: Option<String>,
+    /// How `fast` stages compute, for measurements.
+    pub tuning: Tuning,
+}
+
+/// What stages on this machine do differently in `fast`; every field left out keeps what ships.
+///
+/// Only for measurements: `exact` ignores it, plans reckon memory without it, and nobody else in a line hears of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Tuning {
+    /// Element type of the KV cache.
+    pub kv: Option<KvChoice>,
+    /// Precision that the device computes with, weights aside.
+    pub inference_precision: Option<PrecisionChoice>,
+    /// Values of an activation that share one scale when it is quantised; 0 leaves activations alone.
+    pub dynamic_quantization_group: Option<u32>,
+}
+
+/// Element types of the KV cache, by their names in a worker's load message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvChoice {
+    F16,
+    Bf16,
+    F32,
+    U8,
+}
+
+impl KvChoice {
+    /// As a worker is told.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::F32 => "f32",
+            Self::U8 => "u8",
+        }
+    }
+}
+
+/// Precisions that a device can be asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PrecisionChoice {
+    F16,
+    Bf16,
+    F32,
+}
+
+impl PrecisionChoice {
+    /// As a worker is told.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::F32 => "f32",
+        }
+    }
 }
 
 impl Settings {
@@ -88,6 +146,8 @@ pub struct AgentOptions {
     pub log: String,
     /// Whether events go to stdout as JSON lines.
     pub json: bool,
+    /// How `fast` stages compute, for measurements; there is no flag for it.
+    pub tuning: Tuning,
 }
 
 /// What the flags of `skein agent` say; `None` and empty leave it to the settings.
@@ -152,6 +212,7 @@ impl AgentOptions {
             mdns: !flags.no_mdns && settings.mdns.unwrap_or(true),
             log: flags.log.or(settings.log).unwrap_or_else(|| "info".into()),
             json: flags.json,
+            tuning: settings.tuning,
             home,
         })
     }
@@ -207,6 +268,31 @@ mod tests {
         let error = Settings::load(&home).unwrap_err();
         assert_eq!(error.code, Code::BadInput);
         assert!(error.message.contains("memmory"), "{error}");
+    }
+
+    #[test]
+    fn tuning_is_read_and_what_it_cannot_be_is_refused_by_name() {
+        let (_folder, home) = home();
+        let load = |text: &str| {
+            std::fs::write(home.settings_file(), text).unwrap();
+            Settings::load(&home)
+        };
+        let text = "[tuning]\nkv = \"u8\"\ninference_precision = \"f32\"\ndynamic_quantization_group = 0\n";
+        let tuning = load(text).unwrap().tuning;
+        assert_eq!(tuning.kv.map(KvChoice::name), Some("u8"));
+        let precision = tuning.inference_precision;
+        assert_eq!(precision.map(PrecisionChoice::name), Some("f32"));
+        assert_eq!(tuning.dynamic_quantization_group, Some(0));
+        for (text, named) in [
+            ("[tuning]\nkv = \"u4\"\n", "u4"),
+            ("[tuning]\ninference_precision = \"f8\"\n", "f8"),
+            ("[tuning]\ndynamic_quantization_group = -1\n", "-1"),
+            ("[tuning]\nstreams = 2\n", "streams"),
+        ] {
+            let error = load(text).unwrap_err();
+            assert_eq!(error.code, Code::BadInput);
+            assert!(error.message.contains(named), "{error}");
+        }
     }
 
     #[test]

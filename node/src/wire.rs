@@ -64,9 +64,21 @@ pub async fn receive_into(
         ));
     }
     payload.clear();
-    payload.resize(length - 1, 0);
-    from.read_exact(payload).await?;
+    append_announced(from, length - 1, payload).await?;
     Ok(header[4])
+}
+
+/// Appends `length` bytes of the stream to `payload`. Memory grows with what arrives, not with what was announced.
+pub async fn append_announced(
+    from: &mut (impl AsyncRead + Unpin),
+    length: usize,
+    payload: &mut Vec<u8>,
+) -> std::io::Result<()> {
+    let read = from.take(length as u64).read_to_end(payload).await?;
+    if read < length {
+        return Err(std::io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(())
 }
 
 /// Reads one CBOR control message.

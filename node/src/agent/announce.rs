@@ -95,6 +95,8 @@ fn advert(shared: &Shared) -> AdvertBody {
         .collect();
     let lines = super::lines::serving(shared)
         .iter()
+        // A debug line is nobody else's.
+        .filter(|line| !line.order.logits)
         .map(|line| LineAdvert {
             line: line.line,
             model: line.order.model,

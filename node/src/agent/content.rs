@@ -97,7 +97,7 @@ pub async fn pull(
     model: ModelId,
     manifest: &Arc<Manifest>,
     layers: Range<u32>,
-    first: &[String],
+    sources: &[String],
     progress: &mpsc::Sender<Progress>,
 ) -> std::result::Result<BTreeMap<String, u64>, String> {
     let segments = manifest.segments_for(layers);
@@ -108,7 +108,6 @@ pub async fn pull(
     if missing == 0 {
         return Ok(BTreeMap::new());
     }
-    let sources = sources(shared, model, first);
     if sources.is_empty() {
         return Err(format!(
             "{missing} bytes of {} are missing and no member that is here holds them",
@@ -121,7 +120,7 @@ pub async fn pull(
         &shared.store,
         model,
         &segments,
-        &sources,
+        sources,
         opener(shared),
         move |step| {
             if told.elapsed() >= TELL_EVERY || step.done == step.total {
@@ -149,7 +148,7 @@ pub async fn pull(
 }
 
 /// Members that may hold something of the model, those in `first` before the others.
-fn sources(shared: &Shared, model: ModelId, first: &[String]) -> Vec<String> {
+pub fn sources(shared: &Shared, model: ModelId, first: &[String]) -> Vec<String> {
     let mut sources: Vec<String> = first
         .iter()
         .filter(|peer| **peer != shared.peer)

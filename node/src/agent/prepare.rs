@@ -28,6 +28,8 @@ pub struct StageRequest {
     pub logits: bool,
     /// Peers to ask first for what is missing.
     pub from: Vec<String>,
+    /// Ask nobody else.
+    pub only: bool,
 }
 
 impl StageRequest {
@@ -42,6 +44,7 @@ impl StageRequest {
             device: offer.device.clone(),
             logits: offer.logits,
             from: vec![offer.head.clone()],
+            only: false,
         }
     }
 }
@@ -108,12 +111,17 @@ pub async fn prepare(
     let manifest = content::manifest(&shared, request.model, &request.from).await?;
     let layers = request.layers.0..request.layers.1;
 
+    let sources = if request.only {
+        request.from.clone()
+    } else {
+        content::sources(&shared, request.model, &request.from)
+    };
     let pulled = content::pull(
         &shared,
         request.model,
         &manifest,
         layers.clone(),
-        &request.from,
+        &sources,
         &progress,
     )
     .await?;
@@ -135,6 +143,7 @@ pub async fn prepare(
         Some(windows) => windows.to_vec(),
         None => vec![0; layers.len()],
     };
+    let tuning = &shared.options.tuning;
     let spec = LoadSpec {
         libs_dir: runtime.libs_dir,
         cache_dir: runtime.cache_dir,
@@ -153,12 +162,15 @@ pub async fn prepare(
         layers: request.layers,
         threads: shared.options.threads.map(|threads| threads as u32),
         sliding_windows: windows,
-        dynamic_quantization_group: None,
-        kv: None,
-        inference_precision: None,
+        dynamic_quantization_group: tuning.dynamic_quantization_group,
+        kv: tuning.kv.map(|kv| kv.name().to_owned()),
+        inference_precision: tuning
+            .inference_precision
+            .map(|precision| precision.name().to_owned()),
         context: manifest.context,
         line: request.line,
         allow_logits: request.logits,
+        report_steps: host::reports_steps(),
     };
     let executable = host::executable().map_err(|error| error.to_string())?;
     let (worker, loaded) = Worker::load(&executable, &spec)

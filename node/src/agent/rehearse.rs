@@ -68,7 +68,8 @@ pub async fn stage(
             exact: true,
             device,
             logits: false,
-            from: Vec::new(),
+            from: request.from.iter().cloned().collect(),
+            only: request.from.is_some(),
         },
         progress,
     );

@@ -25,8 +25,8 @@ use crate::paths::Home;
 use crate::platform;
 use crate::settings::AgentOptions;
 
-/// Where an agent listens unless its owner says otherwise: any address, any free port, TCP and QUIC.
-const DEFAULT_LISTEN: [&str; 2] = ["/ip4/0.0.0.0/tcp/0", "/ip4/0.0.0.0/udp/0/quic-v1"];
+/// The port of an agent whose owner names no other.
+const PORT: u16 = 4810;
 /// Without `--memory`, this part of the machine's memory.
 const DEFAULT_MEMORY_PERCENT: u64 = 50;
 /// Incoming streams of one protocol that are served at once; more wait in the network's own bounded queue.
@@ -86,15 +86,23 @@ pub async fn run(options: AgentOptions, extra: Extra) -> Result<()> {
         allow_logits: extra.allow_logits,
         options,
     });
-    let bootstrap = addresses(&extra.bootstrap)?;
-    if !bootstrap.is_empty() {
-        shared.network.learn(bootstrap).await;
-    }
-
     let mut tasks = tokio::task::JoinSet::new();
     tasks.spawn(announce::keep_announcing(shared.clone()));
     tasks.spawn(follow_network(shared.clone(), events));
     serve_protocols(&shared, &mut tasks).await?;
+    for address in addresses(&extra.bootstrap)? {
+        let network = shared.network.clone();
+        tasks.spawn(async move {
+            match network.dial(address.clone()).await {
+                Ok(peer) => {
+                    network
+                        .learn(address.with_p2p(peer).into_iter().collect())
+                        .await
+                }
+                Err(error) => tracing::warn!(%address, "cannot be bootstrapped at: {error}"),
+            }
+        });
+    }
     let looking = shared.clone();
     tasks.spawn(async move {
         let machine = devices::look(&looking).await;
@@ -175,12 +183,16 @@ fn addresses(texts: &[String]) -> Result<Vec<Multiaddr>> {
         .collect()
 }
 
-/// The addresses that an agent without any of its own listens on.
+/// The addresses that an agent without any of its own listens on: every interface, TCP and QUIC, at [`PORT`] where
+/// that is free, so that invites stay good when the agent starts again.
 pub fn default_listen() -> Vec<String> {
-    DEFAULT_LISTEN
-        .iter()
-        .map(|text| (*text).to_owned())
-        .collect()
+    let any = std::net::Ipv4Addr::UNSPECIFIED;
+    let tcp = std::net::TcpListener::bind((any, PORT)).map_or(0, |_| PORT);
+    let udp = std::net::UdpSocket::bind((any, PORT)).map_or(0, |_| PORT);
+    vec![
+        format!("/ip4/0.0.0.0/tcp/{tcp}"),
+        format!("/ip4/0.0.0.0/udp/{udp}/quic-v1"),
+    ]
 }
 
 fn is_loopback(address: &Multiaddr) -> bool {
@@ -213,8 +225,8 @@ async fn serve_protocols(shared: &Agent, tasks: &mut tokio::task::JoinSet<()>) -
         shared,
         tasks,
         messages::STEP_PROTOCOL,
-        |shared, _, stream| async move {
-            shared.hops.accept(stream).await;
+        |shared, from, stream| async move {
+            shared.hops.accept(&from, stream).await;
         },
     )
     .await?;

@@ -78,7 +78,7 @@ impl AgentArgs {
         if options.listen.is_empty() {
             options.listen = agent::run::default_listen();
         }
-        crate::output::log_to_stderr(&options.log)?;
+        crate::output::log_agent(&options.log, &options.home.logs_dir())?;
         agent::run::run(options, extra).await
     }
 }

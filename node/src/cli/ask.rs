@@ -67,7 +67,7 @@ pub struct AskArgs {
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// Exactly N stages on N peers; the fewest that fit otherwise
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     nodes: Option<u32>,
     /// exact gives the same tokens however the model is split
     #[arg(long, value_name = "MODE", value_enum, default_value_t)]

@@ -44,7 +44,7 @@ enum DebugVerb {
         #[arg(long, value_name = "1,2,3")]
         ids: Ids,
         /// Exactly N stages on N peers; the fewest that fit otherwise
-        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
         nodes: Option<u32>,
         /// How the arithmetic is done
         #[arg(long, value_name = "MODE", value_enum, default_value = "exact")]
@@ -62,6 +62,9 @@ enum DebugVerb {
         /// Half-open range of layers
         #[arg(long, value_name = "FIRST..END", value_parser = values::layers)]
         layers: std::ops::Range<u32>,
+        /// Pull from this peer alone
+        #[arg(long, value_name = "PEER")]
+        from: Option<String>,
     },
 }
 
@@ -75,10 +78,15 @@ impl DebugArgs {
                 numerics,
                 out,
             } => (model, ids, nodes, numerics, out),
-            DebugVerb::Stage { model, layers } => {
+            DebugVerb::Stage {
+                model,
+                layers,
+                from,
+            } => {
                 let request = StageRequest {
                     model,
                     layers: [layers.start, layers.end],
+                    from,
                 };
                 let stage: Stage = context.call(Command::Stage(request)).await?;
                 context.show(&stage, |stage| {

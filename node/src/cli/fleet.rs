@@ -36,7 +36,7 @@ enum FleetVerb {
         #[arg(long, value_name = "TIME", default_value = "7d", value_parser = values::duration)]
         expires: Duration,
         /// How many machines may join with it
-        #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+        #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
         uses: u32,
     },
 }

@@ -16,7 +16,7 @@ pub struct PlanArgs {
     #[arg(value_name = "MODEL")]
     model: String,
     /// Exactly N stages on N peers; the fewest that fit otherwise
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     nodes: Option<u32>,
     /// Context in tokens [default: 4096 or the model's limit, whichever is less]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]

@@ -63,7 +63,7 @@ async fn until(context: &Context, wait: &Wait, limit: Duration) -> Result<Status
                         return Ok(None);
                     };
                     let peers: Vec<Peer> = client.call(Command::Peers, |_| Ok(())).await?;
-                    peers.len() >= *count
+                    peers.iter().filter(|peer| peer.is_in_sight()).count() >= *count
                 }
             };
             Ok::<_, Error>(met.then_some(status))

@@ -181,6 +181,8 @@ pub struct StageRequest {
     pub model: String,
     /// Half-open layer range.
     pub layers: [u32; 2],
+    /// The only peer to pull from; any that holds segments otherwise.
+    pub from: Option<String>,
 }
 
 /// What came of it; the rows went before as [`Event::Logits`].

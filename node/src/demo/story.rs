@@ -340,6 +340,7 @@ async fn join_late(
     let request = StageRequest {
         model: model.id.clone(),
         layers: theirs.layers,
+        from: Some(member.peer.clone()),
     };
     let got: objects::Stage = late
         .follow(Command::Stage(request), |event| narrator.report(event))

@@ -57,6 +57,11 @@ pub struct WorkerProcess {
     pub pid: u32,
 }
 
+/// Whether workers write down how long each step took: only where somebody will read it.
+pub fn reports_steps() -> bool {
+    tracing::enabled!(target: "skein::steps", tracing::Level::TRACE)
+}
+
 impl Worker {
     /// Starts `executable worker` and loads `spec` into it.
     pub async fn load(

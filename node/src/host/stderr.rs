@@ -4,14 +4,14 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::process::ChildStderr;
 use tokio::task::JoinHandle;
 
 /// Lines kept: enough for an exception and its cause.
 const LINES: usize = 12;
 /// A longer line is cut: a driver may dump binary.
-const LINE_BYTES: usize = 400;
+const LINE_BYTES: u64 = 400;
 /// The pipe drains at once when the process is gone; a grandchild may hold it open.
 const DRAIN: Duration = Duration::from_millis(300);
 
@@ -30,11 +30,15 @@ impl StderrTail {
         let task = tokio::spawn(async move {
             let mut reader = BufReader::new(errors);
             let mut line = Vec::new();
-            while let Ok(read) = reader.read_until(b'\n', &mut line).await {
+            // A line that is too long is kept as several.
+            while let Ok(read) = (&mut reader)
+                .take(LINE_BYTES)
+                .read_until(b'\n', &mut line)
+                .await
+            {
                 if read == 0 {
                     break;
                 }
-                line.truncate(LINE_BYTES);
                 let text = String::from_utf8_lossy(&line).trim_end().to_owned();
                 line.clear();
                 if text.is_empty() {

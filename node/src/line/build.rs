@@ -10,6 +10,7 @@ use tokio::io::WriteHalf;
 use tokio::sync::mpsc;
 
 use super::hops::{BoxIo, say_hello};
+use super::inbox::Inbox;
 use super::messages::{
     Hello, LINE_PROTOCOL, Offer, Progress, STEP_PROTOCOL, StageReport, ToHead, ToStage,
 };
@@ -26,8 +27,6 @@ const OFFER_TIMEOUT: Duration = Duration::from_secs(60);
 const LOAD_TIMEOUT: Duration = Duration::from_secs(1800);
 /// Opening one stream to a known peer.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Messages of one stage that wait to be looked at.
-const QUEUE: usize = 64;
 /// A local control stream holds a few messages.
 const LOCAL_PIPE_BYTES: usize = 1 << 16;
 
@@ -94,14 +93,14 @@ pub struct BuiltLine {
     pub controls: Controls,
 }
 
-/// The open control streams of a line; dropping them releases every stage.
+/// The open control streams of a line; dropping them closes them, which releases every stage.
 pub struct Controls(Vec<Control>);
 
 struct Control {
     stage: usize,
     peer: String,
     name: String,
-    inbox: mpsc::Receiver<ToHead>,
+    inbox: Inbox<ToHead>,
     writer: WriteHalf<BoxIo>,
 }
 
@@ -124,18 +123,25 @@ pub async fn build(
     let line: u64 = crate::agent::random_id();
     let epoch = 1;
     let stages = order.stages.len() as u32;
-    let back = shared.hops.expect(Hello {
+    let tail = &order.stages[order.stages.len() - 1];
+    let hello = Hello {
         line,
         epoch,
         to: stages,
-    });
+    };
+    let back = shared.hops.expect(hello, &tail.peer);
 
     let offers = order.stages.iter().enumerate().map(|(index, stage)| {
         let next = order
             .stages
             .get(index + 1)
             .map_or(shared.peer.clone(), |next| next.peer.clone());
+        let previous = match index.checked_sub(1) {
+            Some(before) => order.stages[before].peer.clone(),
+            None => shared.peer.clone(),
+        };
         let offer = Offer {
+            previous,
             line,
             epoch,
             model: order.model,
@@ -235,15 +241,8 @@ async fn open_control(
                 reason,
             })?
     };
-    let (mut reader, writer) = tokio::io::split(stream);
-    let (sender, inbox) = mpsc::channel(QUEUE);
-    tokio::spawn(async move {
-        while let Ok(message) = wire::receive::<ToHead>(&mut reader).await {
-            if sender.send(message).await.is_err() {
-                break;
-            }
-        }
-    });
+    let (reader, writer) = tokio::io::split(stream);
+    let inbox = Inbox::read(reader);
     Ok(Control {
         stage: index,
         peer: stage.peer.clone(),
@@ -268,7 +267,7 @@ async fn open_hop(shared: &Arc<Shared>, peer: &str, hello: Hello) -> Result<BoxI
     if peer == shared.peer {
         return shared
             .hops
-            .open_local(hello)
+            .open_local(hello, &shared.peer)
             .map_err(|error| error.to_string());
     }
     let mut stream = open_stream(shared, peer, STEP_PROTOCOL).await?;

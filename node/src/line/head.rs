@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use skein_pipeline::frame::{
     HiddenType, LogitsChunk, MessageKind, SampledFrame, begin_message, decode_fault, end_message,
@@ -17,11 +17,14 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::build::{self, BuiltLine, Order, Pulses};
 use super::messages::StageReport;
-use super::relay::receive_payload;
+use super::relay::receive_answer;
+use crate::host;
 use crate::wire::kind;
 
 /// Most rows of one frame: a prompt chunk that delays the decoding of others by a bounded time.
 const MAX_ROWS: usize = 256;
+/// Most stages of a line; each more is one more machine that can leave.
+pub const MAX_STAGES: usize = skein_pipeline::head::MAX_IN_FLIGHT;
 /// Rows of every step in `exact`.
 const EXACT_ROWS: u16 = 8;
 /// Commands that wait while the loop writes a frame.
@@ -128,7 +131,7 @@ pub fn start(built: BuiltLine) -> LineHandle {
             MAX_ROWS
         },
         fixed_rows: order.exact.then_some(EXACT_ROWS),
-        max_in_flight: order.stages.len() + 1,
+        max_in_flight: (order.stages.len() + 1).min(MAX_STAGES),
         hidden: match (order.stages.len(), order.exact) {
             (1, _) => HiddenType::None,
             (_, true) => HiddenType::F32,
@@ -160,6 +163,7 @@ pub fn start(built: BuiltLine) -> LineHandle {
                     head,
                     requests,
                     clients: BTreeMap::new(),
+                    sent: host::reports_steps().then(BTreeMap::new),
                 }
                 .run(inbox, to_first, from_tail, lost, &names)
                 .await
@@ -259,6 +263,8 @@ struct Driver {
     head: Head,
     requests: Arc<AtomicUsize>,
     clients: BTreeMap<RequestId, mpsc::Sender<RequestEvent>>,
+    /// When each frame that is under way was begun, where somebody reads step times; no more than are in flight.
+    sent: Option<BTreeMap<u64, Instant>>,
 }
 
 impl Driver {
@@ -301,6 +307,7 @@ impl Driver {
                 answer = answers.recv() => match answer {
                     Some((kind::SAMPLED, payload)) => {
                         let outcome = sampled.decode(&payload).map_err(|error| error.to_string()).and_then(|()| {
+                            self.report_return(sampled.step);
                             self.head.on_sampled(&sampled).map_err(|error| error.to_string())
                         });
                         if let Err(error) = outcome {
@@ -412,6 +419,9 @@ impl Driver {
         out: &mut Vec<u8>,
     ) -> std::io::Result<()> {
         while let Some(frame) = self.head.next_frame() {
+            if let Some(sent) = &mut self.sent {
+                sent.insert(frame.step, Instant::now());
+            }
             out.clear();
             let start = begin_message(out, MessageKind::Step);
             frame.encode(out);
@@ -420,6 +430,14 @@ impl Driver {
             to_first.flush().await?;
         }
         Ok(())
+    }
+
+    fn report_return(&mut self, step: u64) {
+        let begun = self.sent.as_mut().and_then(|sent| sent.remove(&step));
+        if let Some(begun) = begun {
+            let us = begun.elapsed().as_micros();
+            tracing::trace!(target: "skein::steps", "step {step} returned after {us} us");
+        }
     }
 
     fn count(&self) {
@@ -433,7 +451,7 @@ fn read_answers(mut from_tail: super::hops::BoxIo) -> mpsc::Receiver<(u8, Vec<u8
     tokio::spawn(async move {
         loop {
             let mut payload = Vec::new();
-            let Ok(kind) = receive_payload(&mut from_tail, &mut payload).await else {
+            let Ok(kind) = receive_answer(&mut from_tail, &mut payload).await else {
                 break;
             };
             if sender.send((kind, payload)).await.is_err() {

@@ -27,7 +27,13 @@ const LOCAL_PIPE_BYTES: usize = 1 << 18;
 
 /// The hops that stages on this machine wait for.
 #[derive(Clone, Default)]
-pub struct Hops(Arc<Mutex<BTreeMap<Hello, oneshot::Sender<BoxIo>>>>);
+pub struct Hops(Arc<Mutex<BTreeMap<Hello, Waiting>>>);
+
+struct Waiting {
+    /// The peer whose hop it is.
+    from: String,
+    arrives: oneshot::Sender<BoxIo>,
+}
 
 /// Withdraws the expectation when dropped.
 pub struct Expected {
@@ -37,10 +43,14 @@ pub struct Expected {
 }
 
 impl Hops {
-    /// Waits for the hop that begins with `hello`.
-    pub fn expect(&self, hello: Hello) -> Expected {
+    /// Waits for the hop that begins with `hello` and comes from the peer `from`.
+    pub fn expect(&self, hello: Hello, from: &str) -> Expected {
         let (sender, arrives) = oneshot::channel();
-        self.lock().insert(hello, sender);
+        let waiting = Waiting {
+            from: from.to_owned(),
+            arrives: sender,
+        };
+        self.lock().insert(hello, waiting);
         Expected {
             hops: self.clone(),
             hello,
@@ -48,18 +58,22 @@ impl Hops {
         }
     }
 
-    /// Hands a hop to whoever expects it; false where nobody does.
-    pub fn deliver(&self, hello: Hello, stream: BoxIo) -> bool {
-        match self.lock().remove(&hello) {
-            Some(waiting) => waiting.send(stream).is_ok(),
+    /// Hands a hop to whoever expects it from that peer; false where nobody does.
+    pub fn deliver(&self, hello: Hello, from: &str, stream: BoxIo) -> bool {
+        let mut table = self.lock();
+        if table.get(&hello).is_none_or(|waiting| waiting.from != from) {
+            return false;
+        }
+        match table.remove(&hello) {
+            Some(waiting) => waiting.arrives.send(stream).is_ok(),
             None => false,
         }
     }
 
     /// Opens a hop within this process.
-    pub fn open_local(&self, hello: Hello) -> std::io::Result<BoxIo> {
+    pub fn open_local(&self, hello: Hello, own: &str) -> std::io::Result<BoxIo> {
         let (near, far) = tokio::io::duplex(LOCAL_PIPE_BYTES);
-        if self.deliver(hello, Box::new(far)) {
+        if self.deliver(hello, own, Box::new(far)) {
             Ok(Box::new(near))
         } else {
             Err(std::io::Error::new(
@@ -70,11 +84,11 @@ impl Hops {
     }
 
     /// Takes an incoming stream, reads its hello and hands it on.
-    pub async fn accept(&self, mut stream: impl Io) {
+    pub async fn accept(&self, from: &str, mut stream: impl Io) {
         match tokio::time::timeout(HELLO_TIMEOUT, wire::receive::<Hello>(&mut stream)).await {
             Ok(Ok(hello)) => {
-                if !self.deliver(hello, Box::new(stream)) {
-                    tracing::debug!(?hello, "a hop came that nobody expects");
+                if !self.deliver(hello, from, Box::new(stream)) {
+                    tracing::debug!(?hello, %from, "a hop came that nobody expects");
                 }
             }
             Ok(Err(error)) => tracing::debug!(%error, "a hop did not begin with a hello"),
@@ -82,7 +96,7 @@ impl Hops {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Hello, oneshot::Sender<BoxIo>>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<Hello, Waiting>> {
         self.0
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -103,7 +117,7 @@ impl Drop for Expected {
         let mut table = self.hops.lock();
         if table
             .get(&self.hello)
-            .is_some_and(oneshot::Sender::is_closed)
+            .is_some_and(|waiting| waiting.arrives.is_closed())
         {
             table.remove(&self.hello);
         }
@@ -129,8 +143,8 @@ mod tests {
     #[tokio::test]
     async fn a_local_hop_reaches_the_stage_that_expects_it() {
         let hops = Hops::default();
-        let expected = hops.expect(HELLO);
-        let mut near = hops.open_local(HELLO).unwrap();
+        let expected = hops.expect(HELLO, "me");
+        let mut near = hops.open_local(HELLO, "me").unwrap();
         near.write_all(b"x").await.unwrap();
         let mut far = expected.arrived().await.unwrap();
         let mut byte = [0];
@@ -138,10 +152,20 @@ mod tests {
         assert_eq!(&byte, b"x");
     }
 
+    #[tokio::test]
+    async fn a_hop_of_another_peer_does_not_take_the_place_of_the_one_expected() {
+        let hops = Hops::default();
+        let expected = hops.expect(HELLO, "me");
+        let (_near, far) = tokio::io::duplex(16);
+        assert!(!hops.deliver(HELLO, "stranger", Box::new(far)));
+        hops.open_local(HELLO, "me").unwrap();
+        expected.arrived().await.unwrap();
+    }
+
     #[test]
     fn a_hop_that_nobody_expects_is_refused() {
         let hops = Hops::default();
-        drop(hops.expect(HELLO));
-        assert!(hops.open_local(HELLO).is_err());
+        drop(hops.expect(HELLO, "me"));
+        assert!(hops.open_local(HELLO, "me").is_err());
     }
 }

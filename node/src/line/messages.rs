@@ -86,6 +86,8 @@ pub struct Offer {
     pub device: String,
     /// Memory that the planner expects the stage to need, headroom included.
     pub needed_bytes: u64,
+    /// Peer id of the stage before; of the head itself for the first. Its hop alone is let in.
+    pub previous: String,
     /// Peer id of the next stage; of the head itself for the tail.
     pub next: String,
     /// Peer id of the head.

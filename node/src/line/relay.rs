@@ -3,7 +3,7 @@
 use std::io::{Error, ErrorKind};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::wire::{self, kind};
 
@@ -32,10 +32,8 @@ pub async fn relay(
             }
             kind::LOGITS | kind::FAULT => {}
             other => {
-                return Err(Error::new(
-                    ErrorKind::InvalidData,
-                    format!("message kind {other} on a hop"),
-                ));
+                let error = format!("message kind {other} on a hop");
+                return Err(Error::new(ErrorKind::InvalidData, error));
             }
         }
         to.write_all(&message).await?;
@@ -43,25 +41,21 @@ pub async fn relay(
     }
 }
 
-/// Reads one message with its envelope, so that it can be written on in one piece.
+/// Reads one message with its envelope, so that it leaves in one piece: one write, one frame of the muxer.
 async fn receive_whole(
     from: &mut (impl AsyncRead + Unpin),
     message: &mut Vec<u8>,
 ) -> std::io::Result<u8> {
-    use tokio::io::AsyncReadExt;
     let mut header = [0; 5];
     from.read_exact(&mut header).await?;
     let length = u32::from_le_bytes([header[0], header[1], header[2], header[3]]) as usize;
     if length == 0 || length > MAX_MESSAGE {
-        return Err(Error::new(
-            ErrorKind::InvalidData,
-            format!("a hop message announces {length} bytes"),
-        ));
+        let error = format!("a hop message announces {length} bytes");
+        return Err(Error::new(ErrorKind::InvalidData, error));
     }
     message.clear();
     message.extend_from_slice(&header);
-    message.resize(4 + length, 0);
-    from.read_exact(&mut message[5..]).await?;
+    wire::append_announced(from, length - 1, message).await?;
     Ok(header[4])
 }
 
@@ -80,12 +74,15 @@ pub async fn send_payload(
     to.flush().await
 }
 
-/// Reads one hop message into `payload`.
-pub async fn receive_payload(
+/// The tail's answers are small: a full frame of samples, or a chunk of logits.
+pub const MAX_ANSWER: usize = 2 << 20;
+
+/// Reads one message that the tail sends to the head into `payload`.
+pub async fn receive_answer(
     from: &mut (impl AsyncRead + Unpin),
     payload: &mut Vec<u8>,
 ) -> std::io::Result<u8> {
-    wire::receive_into(from, MAX_MESSAGE, payload).await
+    wire::receive_into(from, MAX_ANSWER, payload).await
 }
 
 #[cfg(test)]
@@ -103,12 +100,12 @@ mod tests {
         relay(a2, b, &steps).await.unwrap();
         let mut payload = Vec::new();
         assert_eq!(
-            receive_payload(&mut b2, &mut payload).await.unwrap(),
+            receive_answer(&mut b2, &mut payload).await.unwrap(),
             kind::STEP
         );
         assert_eq!(payload, b"one");
         assert_eq!(
-            receive_payload(&mut b2, &mut payload).await.unwrap(),
+            receive_answer(&mut b2, &mut payload).await.unwrap(),
             kind::FAULT
         );
         assert_eq!(steps.load(Ordering::Relaxed), 1);

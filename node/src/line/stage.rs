@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 
 use super::hops::{BoxIo, say_hello};
+use super::inbox::Inbox;
 use super::messages::{Hello, Offer, Progress, StageReport, ToHead, ToStage};
 use super::relay::relay;
 use crate::agent::Shared;
@@ -20,42 +22,31 @@ const OFFER_TIMEOUT: Duration = Duration::from_secs(10);
 /// A reservation that is not committed by then is free again.
 const RESERVATION: Duration = Duration::from_secs(30);
 /// The head pings every [`super::build::PING_EVERY`]; this long without a word and the line is given up.
-const SILENCE: Duration = Duration::from_secs(20);
+const SILENCE: Duration = Duration::from_secs(60);
 /// Other stages may still pull and compile when this one is ready.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(900);
-/// Messages from the head that wait to be looked at.
-const QUEUE: usize = 16;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2000);
+/// The head lets go of the stream at once when it hears that a stage is gone.
+const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Serves one control stream of a line until it ends. `from` is the head's peer id.
 pub async fn serve(shared: Arc<Shared>, from: String, io: BoxIo) {
     let (reader, mut writer) = tokio::io::split(io);
-    let mut inbox = read_messages(reader);
+    let mut inbox = Inbox::read(reader);
     let outcome = attend(&shared, &from, &mut inbox, &mut writer).await;
+    shared.changed.notify_one();
     if let Err(reason) = outcome {
         tracing::info!(head = %from, "left a line: {reason}");
         let _ = wire::send(&mut writer, kind::CONTROL, &ToHead::Gone { reason }).await;
     }
-}
-
-type Inbox = mpsc::Receiver<ToStage>;
-
-/// Reading a message must not be interrupted half-way, so it has a task of its own.
-fn read_messages(mut reader: impl tokio::io::AsyncRead + Unpin + Send + 'static) -> Inbox {
-    let (sender, inbox) = mpsc::channel(QUEUE);
-    tokio::spawn(async move {
-        while let Ok(message) = wire::receive::<ToStage>(&mut reader).await {
-            if sender.send(message).await.is_err() {
-                break;
-            }
-        }
-    });
-    inbox
+    // The last word must arrive before the stream is let go.
+    let _ = writer.shutdown().await;
+    let _ = tokio::time::timeout(FAREWELL, async { while inbox.recv().await.is_some() {} }).await;
 }
 
 async fn attend(
     shared: &Arc<Shared>,
     from: &str,
-    inbox: &mut Inbox,
+    inbox: &mut Inbox<ToStage>,
     writer: &mut (impl tokio::io::AsyncWrite + Unpin + Send),
 ) -> Result<(), String> {
     let offer = match tokio::time::timeout(OFFER_TIMEOUT, inbox.recv()).await {
@@ -88,11 +79,12 @@ async fn attend(
     }
 
     // Expected before anybody can know that this stage is ready.
-    let inbound = shared.hops.expect(Hello {
+    let hello = Hello {
         line: offer.line,
         epoch: offer.epoch,
         to: offer.stage,
-    });
+    };
+    let inbound = shared.hops.expect(hello, &offer.previous);
     let (worker, report) = match prepare_while_listening(shared, &offer, inbox, writer).await? {
         Some(ready) => ready,
         None => return Ok(()),
@@ -148,7 +140,7 @@ async fn reserve(shared: &Arc<Shared>, offer: &Offer) -> Result<Reservation, ToH
         .map_err(|error| refused(error, 0))?;
     shared
         .memory
-        .reserve(needed.max(offer.needed_bytes))
+        .reserve(needed)
         .map_err(|free| refused(format!("{free} bytes are free, {needed} are needed"), free))
 }
 
@@ -156,7 +148,7 @@ async fn reserve(shared: &Arc<Shared>, offer: &Offer) -> Result<Reservation, ToH
 async fn prepare_while_listening(
     shared: &Arc<Shared>,
     offer: &Offer,
-    inbox: &mut Inbox,
+    inbox: &mut Inbox<ToStage>,
     writer: &mut (impl tokio::io::AsyncWrite + Unpin + Send),
 ) -> Result<Option<(Worker, StageReport)>, String> {
     let (progress, mut told) = mpsc::channel::<Progress>(64);
@@ -196,7 +188,7 @@ async fn open_hop(shared: &Arc<Shared>, offer: &Offer) -> Result<BoxIo, String> 
     if offer.next == shared.peer {
         return shared
             .hops
-            .open_local(hello)
+            .open_local(hello, &shared.peer)
             .map_err(|error| failed(error.to_string()));
     }
     let mut stream = shared
@@ -216,7 +208,7 @@ async fn run(
     steps: &Arc<AtomicU64>,
     inbound: BoxIo,
     outbound: BoxIo,
-    inbox: &mut Inbox,
+    inbox: &mut Inbox<ToStage>,
     writer: &mut (impl tokio::io::AsyncWrite + Unpin + Send),
 ) -> Result<(), String> {
     let Worker {

@@ -147,7 +147,8 @@ pub struct Peer {
     pub peer: String,
     /// The machine's name.
     pub name: String,
-    /// As in [`Status::state`], from its advert.
+    /// As in [`Status::state`], from its advert; `offline` without a connection, `unknown` without a
+    /// recent advert.
     pub state: String,
     /// Why.
     pub reason: Option<String>,
@@ -165,6 +166,13 @@ pub struct Peer {
     pub generation: u32,
     /// Seconds since its last advert.
     pub last_seen_s: f64,
+}
+
+impl Peer {
+    /// Whether it is connected and has said lately how it is.
+    pub fn is_in_sight(&self) -> bool {
+        !matches!(self.state.as_str(), "offline" | "unknown")
+    }
 }
 
 /// How much of a model a peer holds.

@@ -11,7 +11,7 @@ mod words;
 
 use std::io::{self, Write};
 
-pub use log::log_to_stderr;
+pub use log::log_agent;
 pub use progress::Progress;
 pub use stream::Stream;
 pub use tables::{demo, doctor, line_map, model, models, peers, plan, status, timing, tokens};

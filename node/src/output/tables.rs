@@ -77,7 +77,7 @@ pub fn status(status: &Status) -> String {
 /// `skein peers`.
 pub fn peers(peers: &[Peer]) -> String {
     if peers.is_empty() {
-        return "no other members are in sight".into();
+        return "no other members are known".into();
     }
     let mut table = table([
         "NAME", "PEER", "STATE", "RTT", "DEVICES", "FREE", "HOLDS", "SEEN",

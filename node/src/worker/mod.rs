@@ -5,11 +5,12 @@
 //! ends, or the agent that started it is gone, the worker ends.
 
 mod spec;
+mod timed;
 
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use skein_engine::{KvType, Numerics, Runtime, StageSpec};
 use skein_pipeline::frame::{
@@ -23,6 +24,7 @@ pub use spec::{DeviceReport, LoadReport, LoadSpec, ProbeReport};
 use crate::error::{Error, Result};
 use crate::platform;
 use crate::wire::{self, kind};
+use timed::Timed;
 
 /// A worker whose agent was killed notices within this time, also while it compiles.
 const WATCH_PARENT_EVERY: Duration = Duration::from_millis(300);
@@ -58,6 +60,7 @@ pub fn serve() -> Result<()> {
     let mut out = Vec::new();
     while let Some(header) = read_message(&mut input, &mut payload)? {
         out.clear();
+        let begun = Instant::now();
         let fault = match header.kind {
             MessageKind::Step => match runner.step(&payload, &mut out) {
                 Ok(()) => None,
@@ -83,7 +86,16 @@ pub fn serve() -> Result<()> {
             output.write_all(&out)?;
             return Err(Error::failed(fault));
         }
+        let all = begun.elapsed();
         output.write_all(&out)?;
+        if spec.report_steps {
+            eprintln!(
+                "step {} took {} us, {} us of them in the engine",
+                runner.step_number(),
+                all.as_micros(),
+                runner.engine().last_step.as_micros()
+            );
+        }
     }
     Ok(())
 }
@@ -121,7 +133,7 @@ pub fn probe(libs: &Path, cache: &Path, calibrate: bool) -> Result<()> {
 
 fn load(
     spec: &LoadSpec,
-) -> std::result::Result<(StageRunner<skein_engine::Stage>, LoadReport), String> {
+) -> std::result::Result<(StageRunner<Timed<skein_engine::Stage>>, LoadReport), String> {
     let runtime =
         Runtime::open(&spec.libs_dir, &spec.cache_dir).map_err(|error| error.to_string())?;
     let kv = match spec.kv.as_deref() {
@@ -173,7 +185,7 @@ fn load(
         vocab: spec.vocab as usize,
         context: spec.context,
     };
-    let runner = StageRunner::new(stage, config, spec.last, spec.allow_logits)
+    let runner = StageRunner::new(Timed::new(stage), config, spec.last, spec.allow_logits)
         .map_err(|error| error.to_string())?;
     Ok((runner, report))
 }

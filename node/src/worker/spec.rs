@@ -48,6 +48,8 @@ pub struct LoadSpec {
     pub line: u64,
     /// Logits may leave this worker in debug chunks.
     pub allow_logits: bool,
+    /// The worker writes to stderr how long each step took, after its answer has gone.
+    pub report_steps: bool,
 }
 
 /// What was loaded.
