@@ -88,8 +88,20 @@ pub async fn run(options: AgentOptions, extra: Extra) -> Result<()> {
     });
     let mut tasks = tokio::task::JoinSet::new();
     tasks.spawn(announce::keep_announcing(shared.clone()));
-    tasks.spawn(follow_network(shared.clone(), events));
     serve_protocols(&shared, &mut tasks).await?;
+    // Whoever reads the events relies on this one being the first.
+    let ready = AgentEvent::Ready {
+        peer: shared.peer.clone(),
+        addresses: shared
+            .network
+            .addresses()
+            .iter()
+            .map(ToString::to_string)
+            .collect(),
+        control: control_path,
+    };
+    shared.tell(&ready);
+    tasks.spawn(follow_network(shared.clone(), events));
     for address in addresses(&extra.bootstrap)? {
         let network = shared.network.clone();
         tasks.spawn(async move {
@@ -119,17 +131,6 @@ pub async fn run(options: AgentOptions, extra: Extra) -> Result<()> {
         looking.changed.notify_one();
     });
 
-    let ready = AgentEvent::Ready {
-        peer: shared.peer.clone(),
-        addresses: shared
-            .network
-            .addresses()
-            .iter()
-            .map(ToString::to_string)
-            .collect(),
-        control: control_path,
-    };
-    shared.tell(&ready);
     tracing::info!(peer = %shared.peer, "the agent is up");
 
     let mut stopped = shared.stop.subscribe();
