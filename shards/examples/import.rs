@@ -16,7 +16,7 @@ fn main() -> anyhow::Result<()> {
     };
     let out = Path::new(out);
     std::fs::create_dir_all(out)?;
-    let store = Store::open(&out.join("store"))?;
+    let store = Store::open(out.join("store"))?;
     let options = ImportOptions {
         name: None,
         weights: mode.parse()?,

@@ -281,7 +281,7 @@ impl Manifest {
             "a width is out of range",
         )?;
         demand(
-            self.heads % self.kv_heads == 0,
+            self.heads.is_multiple_of(self.kv_heads),
             "the query heads are no multiple of the key heads",
         )?;
         demand(
@@ -524,7 +524,7 @@ mod tests {
             |m| m.segments[1].offset = 10,
             |m| m.segments[1].size = 5000,
             |m| m.segments[1].name = "../escape".into(),
-            |m| m.segments[3].offset = u64::MAX & !4095,
+            |m| m.segments[3].offset = !4095,
             |m| m.rope.theta = f64::NAN,
         ];
         for change in changes {

@@ -124,7 +124,6 @@ fn advert(shared: &Shared) -> AdvertBody {
         lines,
         state,
         reason: reason.unwrap_or_default(),
-        ..AdvertBody::default()
     }
 }
 

@@ -280,7 +280,7 @@ async fn open_hop(shared: &Arc<Shared>, peer: &str, hello: Hello) -> Result<BoxI
 impl Control {
     async fn reserve(&mut self, offer: Offer) -> Result<u64, BuildError> {
         let needed = offer.needed_bytes;
-        self.send(&ToStage::Offer(offer)).await?;
+        self.send(&ToStage::Offer(Box::new(offer))).await?;
         match self.next(OFFER_TIMEOUT).await? {
             ToHead::Reserved { bytes, .. } => Ok(bytes),
             ToHead::Refused {

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 /// What the head says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ToStage {
-    Offer(Offer),
+    Offer(Box<Offer>),
     Commit,
     Connect,
     Ping,
