@@ -74,6 +74,11 @@ impl<E: Engine> StageRunner<E> {
         &self.engine
     }
 
+    /// Number of the last frame that could be read.
+    pub fn step_number(&self) -> u64 {
+        self.frame.step
+    }
+
     /// The tail's memory, on the last stage.
     pub fn tail(&self) -> Option<&Tail> {
         self.tail.as_ref()
