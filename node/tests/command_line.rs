@@ -51,7 +51,7 @@ impl Program {
         assert_eq!(code, 0);
         let store = self.home.path().join("store");
         models == Value::Array(Vec::new())
-            && bytes_below(&store, &["models", "imports", "trash"]) == 0
+            && bytes_below(&store, &["models", "import", "trash"]) == 0
     }
 }
 

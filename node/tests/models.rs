@@ -208,7 +208,7 @@ fn an_interrupted_import_exits_130_and_leaves_nothing() {
     let object: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(object["error"]["code"], "interrupted");
     assert_eq!(place.done(&["model", "ls"]), Value::Array(Vec::new()));
-    for folder in ["models", "imports", "trash"] {
+    for folder in ["models", "import", "trash"] {
         let left = std::fs::read_dir(store.join(folder)).map_or(0, Iterator::count);
         assert_eq!(left, 0, "{folder}");
     }
