@@ -88,10 +88,9 @@ impl AddressBook {
 
     /// Notes that `peer` may be at `address`. The newest comes first.
     pub(crate) fn learn(&mut self, peer: PeerId, address: Multiaddr) {
-        if self.peers.len() >= MAX_PEERS && !self.peers.contains_key(&peer) {
+        let Some(contact) = self.contact(peer) else {
             return;
-        }
-        let contact = self.peers.entry(peer).or_default();
+        };
         if contact.addresses.contains(&address) {
             // Members repeat their addresses; only one that worked moves to the front.
             return;
@@ -106,10 +105,9 @@ impl AddressBook {
 
     /// Notes that a connection to `peer` stands, at `address` if it can be dialled again.
     pub(crate) fn connected(&mut self, peer: PeerId, address: Option<Multiaddr>) {
-        if self.peers.len() >= MAX_PEERS && !self.peers.contains_key(&peer) {
+        let Some(contact) = self.contact(peer) else {
             return;
-        }
-        let contact = self.peers.entry(peer).or_default();
+        };
         contact.connected = true;
         contact.failures = 0;
         contact.next_try = None;
@@ -121,6 +119,16 @@ impl AddressBook {
             contact.addresses.truncate(MAX_ADDRESSES);
             self.changed = true;
         }
+    }
+
+    /// The page of `peer`. A full book gives up the member that failed to answer most often.
+    fn contact(&mut self, peer: PeerId) -> Option<&mut Contact> {
+        if self.peers.len() >= MAX_PEERS && !self.peers.contains_key(&peer) {
+            let unreachable = self.peers.iter().filter(|(_, c)| c.failures > 0);
+            let worst = *unreachable.max_by_key(|(_, c)| c.failures)?.0;
+            self.peers.remove(&worst);
+        }
+        Some(self.peers.entry(peer).or_default())
     }
 
     pub(crate) fn disconnected(&mut self, peer: PeerId, now: Instant) {

@@ -33,7 +33,7 @@ pub struct PeerEntry {
     pub fresh: bool,
     /// Smoothed round-trip time over the open connection.
     pub rtt: Option<Duration>,
-    /// Where it can be reached: the address it is connected at first.
+    /// Where it can be reached, as it says and as it was dialled; the address in use comes first.
     pub addresses: Vec<Multiaddr>,
     /// Since when nothing was heard from it.
     pub silent_for: Duration,
@@ -46,6 +46,8 @@ struct Entry {
     name: String,
     connected: bool,
     rtt: Option<Duration>,
+    /// The other end of the connection, which for an inbound one is no place to dial.
+    remote: Option<Multiaddr>,
     addresses: Vec<Multiaddr>,
     last_heard: Instant,
     advert: Option<(Arc<Advert>, Instant)>,
@@ -79,11 +81,22 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    pub(crate) fn connected(&mut self, peer: PeerId, name: &str, address: Multiaddr, now: Instant) {
+    /// A connection stands, with `remote` at its other end; `dialled` says that we dialled that address.
+    pub(crate) fn connected(
+        &mut self,
+        peer: PeerId,
+        name: &str,
+        remote: Multiaddr,
+        dialled: bool,
+        now: Instant,
+    ) {
         if let Some(entry) = self.entry(peer, name, now) {
             entry.connected = true;
             entry.last_heard = now;
-            put_first(&mut entry.addresses, address);
+            if dialled {
+                put_first(&mut entry.addresses, remote.clone());
+            }
+            entry.remote = Some(remote);
         }
     }
 
@@ -91,6 +104,7 @@ impl Directory {
         if let Some(entry) = self.entries.get_mut(&peer) {
             entry.connected = false;
             entry.rtt = None;
+            entry.remote = None;
             entry.last_heard = now;
         }
     }
@@ -105,10 +119,9 @@ impl Directory {
         }
     }
 
-    /// The address `peer` is connected at.
-    pub(crate) fn connected_at(&self, peer: PeerId) -> Option<&Multiaddr> {
-        let entry = self.entries.get(&peer).filter(|entry| entry.connected)?;
-        entry.addresses.first()
+    /// The other end of the connection to `peer`.
+    pub(crate) fn remote(&self, peer: PeerId) -> Option<&Multiaddr> {
+        self.entries.get(&peer)?.remote.as_ref()
     }
 
     pub(crate) fn reachable_at(&mut self, peer: PeerId, address: Multiaddr) {
@@ -142,7 +155,10 @@ impl Directory {
         entry.last_heard = now;
         entry.was_fresh = true;
         // The author knows its addresses best; the one in use stays first.
-        let in_use = entry.addresses.first().filter(|_| entry.connected).cloned();
+        let in_use = entry
+            .remote
+            .clone()
+            .filter(|remote| entry.addresses.contains(remote));
         if !claimed.is_empty() {
             entry.addresses = claimed;
             entry.addresses.truncate(MAX_ADDRESSES);
@@ -186,12 +202,15 @@ impl Directory {
 
     fn entry(&mut self, peer: PeerId, name: &str, now: Instant) -> Option<&mut Entry> {
         if self.entries.len() >= MAX_PEERS && !self.entries.contains_key(&peer) {
-            return None;
+            let gone = self.entries.iter().filter(|(_, entry)| !entry.connected);
+            let longest_gone = *gone.min_by_key(|(_, entry)| entry.last_heard)?.0;
+            self.entries.remove(&longest_gone);
         }
         Some(self.entries.entry(peer).or_insert_with(|| Entry {
             name: name.to_owned(),
             connected: false,
             rtt: None,
+            remote: None,
             addresses: Vec::new(),
             last_heard: now,
             advert: None,
@@ -313,8 +332,11 @@ mod tests {
         let peer = author.identity.peer();
         let now = Instant::now();
         let here = address("/ip4/127.0.0.1/tcp/5");
-        directory.connected(peer, "desk", here.clone(), now);
-        assert_eq!(directory.connected_at(peer), Some(&here));
+        let inbound = address("/ip4/127.0.0.1/tcp/50000");
+        directory.connected(peer, "desk", inbound.clone(), false, now);
+        assert_eq!(directory.remote(peer), Some(&inbound));
+        assert_eq!(directory.snapshot(now)[0].addresses, []);
+        directory.connected(peer, "desk", here.clone(), true, now);
         directory.round_trip(peer, Duration::from_millis(100), now);
         directory.round_trip(peer, Duration::from_millis(20), now);
         directory.heard(author.says(1, 20, "available"), false, now);
@@ -343,7 +365,7 @@ mod tests {
         let now = Instant::now();
         for number in 0..MAX_PEERS + 10 {
             let peer = PeerId::random();
-            directory.connected(peer, "x", address("/ip4/10.0.0.1/tcp/1"), now);
+            directory.connected(peer, "x", address("/ip4/10.0.0.1/tcp/1"), true, now);
             if number == 0 {
                 for port in 0..100 {
                     directory.reachable_at(peer, address(&format!("/ip4/10.0.0.1/tcp/{port}")));
@@ -352,6 +374,12 @@ mod tests {
         }
         let entries = directory.snapshot(now);
         assert_eq!(entries.len(), MAX_PEERS);
+        let gone = entries[7].peer;
+        directory.disconnected(gone, now);
+        let newcomer = PeerId::random();
+        directory.connected(newcomer, "x", address("/ip4/10.0.0.1/tcp/1"), true, now);
+        assert!(directory.entries.contains_key(&newcomer));
+        assert!(!directory.entries.contains_key(&gone), "it makes room");
         assert!(
             entries
                 .iter()

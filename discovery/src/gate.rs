@@ -39,7 +39,10 @@ pub(crate) use log::RefusalLog;
 #[cfg(doc)]
 use log::{LOG_BURST, LOG_WINDOW};
 
-use crate::fleet::{Certificate, Invite, Refusal, SharedMembership};
+use crate::{
+    fleet::{Certificate, Invite, Refusal, SharedMembership},
+    transport::Barrier,
+};
 use futures::{AsyncReadExt, AsyncWriteExt, future::poll_fn, pin_mut};
 use libp2p::{
     Multiaddr, PeerId,
@@ -69,8 +72,13 @@ const LINGER: Duration = Duration::from_millis(300);
 /// First bytes of each side: tells another protocol, or another version of this one, at once.
 const PREFACE: &[u8; 7] = b"skein/1";
 
-/// An authenticated, multiplexed connection.
-pub(crate) type Connection = (PeerId, StreamMuxerBox);
+/// An authenticated, multiplexed connection that has not passed the gate.
+pub(crate) struct Connection {
+    pub peer: PeerId,
+    pub muxer: StreamMuxerBox,
+    /// What holds the peer's bytes back until then, where there is such a thing.
+    pub barrier: Option<Barrier>,
+}
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -158,9 +166,14 @@ impl Gate {
     /// Both sides prove membership, or the connection ends here.
     pub(crate) async fn pass(
         self,
-        (peer, mut muxer): Connection,
+        connection: Connection,
         point: ConnectedPoint,
-    ) -> Result<Connection, GateError> {
+    ) -> Result<(PeerId, StreamMuxerBox), GateError> {
+        let Connection {
+            peer,
+            mut muxer,
+            barrier,
+        } = connection;
         let address = point.get_remote_address().clone();
         let outcome = if opens(&point) {
             on_substream(&mut muxer, true, async |stream| {
@@ -180,6 +193,9 @@ impl Gate {
                     .lock()
                     .unwrap_or_else(|poisoned| poisoned.into_inner())
                     .insert(peer, certificate);
+                if let Some(barrier) = barrier {
+                    barrier.open();
+                }
                 Ok((peer, muxer))
             }
             Err(cause) => {
@@ -290,11 +306,14 @@ impl Gate {
 /// The joining side: shows `invite` to the machine that issued it and returns the certificate that it answers with.
 /// The connection is used up by it.
 pub(crate) async fn redeem(
-    (peer, mut muxer): Connection,
+    connection: Connection,
     invite: &Invite,
     own: PeerId,
     name: &str,
 ) -> Result<Certificate, Cause> {
+    let Connection {
+        peer, mut muxer, ..
+    } = connection;
     if peer != invite.issuer {
         // Whoever answers at that address must not learn the token.
         return Err(Refusal::WrongPeer.into());

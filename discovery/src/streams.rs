@@ -113,7 +113,10 @@ type Reply = oneshot::Sender<Result<Stream, StreamError>>;
 
 /// The protocols accepted now; shared with every connection's handler.
 #[derive(Debug, Clone, Default)]
-struct Accepted(Arc<RwLock<BTreeMap<String, mpsc::Sender<(PeerId, Stream)>>>>);
+struct Accepted(Arc<RwLock<BTreeMap<String, Arrivals>>>);
+
+/// Where the streams of one protocol go.
+type Arrivals = mpsc::Sender<(PeerId, Stream)>;
 
 impl Accepted {
     fn names(&self) -> Vec<StreamProtocol> {

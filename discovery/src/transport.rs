@@ -2,12 +2,17 @@
 //!
 //! [`direct`] is bare: whoever uses it has to keep the [`gate`](crate::gate) itself. [`gated`] is what the swarm gets.
 
+mod toll;
+
+pub(crate) use toll::Barrier;
+
 use crate::{
     Identity,
     gate::{Connection, Gate},
 };
+use futures::{AsyncRead, AsyncWrite};
 use libp2p::{
-    Transport,
+    PeerId, Transport,
     core::{
         muxing::StreamMuxerBox,
         transport::{Boxed, timeout::TransportTimeout},
@@ -16,6 +21,7 @@ use libp2p::{
     dns, noise, quic, relay, tcp, yamux,
 };
 use std::{io, time::Duration};
+use toll::{TolledMuxer, TolledYamux};
 
 /// Dialling or accepting, encryption and the gate together.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -42,15 +48,15 @@ pub(crate) fn gated(
     identity: &Identity,
     circuits: Option<relay::client::Transport>,
     gate: Gate,
-) -> io::Result<Boxed<Connection>> {
+) -> io::Result<Boxed<(PeerId, StreamMuxerBox)>> {
     let direct = direct(identity)?;
     let ungated = match circuits {
         None => direct,
         Some(circuits) => circuits
             .upgrade(Version::V1Lazy)
             .authenticate(noise_config(identity)?)
-            .multiplex(yamux_config())
-            .map(|(peer, muxer), _| (peer, StreamMuxerBox::new(muxer)))
+            .multiplex(yamux())
+            .map(|(peer, muxer), _| tolled(peer, muxer))
             .or_transport(direct)
             .map(|either, _| either.into_inner())
             .boxed(),
@@ -63,14 +69,17 @@ fn numeric(identity: &Identity) -> io::Result<Boxed<Connection>> {
     let tcp = tcp::tokio::Transport::new(tcp::Config::new().nodelay(true))
         .upgrade(Version::V1Lazy)
         .authenticate(noise_config(identity)?)
-        .multiplex(yamux_config())
-        .map(|(peer, muxer), _| (peer, StreamMuxerBox::new(muxer)));
+        .multiplex(yamux())
+        .map(|(peer, muxer), _| tolled(peer, muxer));
     let mut config = quic::Config::new(identity.keypair());
     config.max_connection_data = QUIC_CONNECTION_BYTES;
     config.max_stream_data = QUIC_CONNECTION_BYTES;
     config.max_concurrent_stream_limit = MAX_SUBSTREAMS;
-    let quic = quic::tokio::Transport::new(config)
-        .map(|(peer, muxer), _| (peer, StreamMuxerBox::new(muxer)));
+    let quic = quic::tokio::Transport::new(config).map(|(peer, muxer), _| Connection {
+        peer,
+        muxer: StreamMuxerBox::new(muxer),
+        barrier: None,
+    });
     Ok(quic
         .or_transport(tcp)
         .map(|either, _| either.into_inner())
@@ -81,8 +90,19 @@ fn noise_config(identity: &Identity) -> io::Result<noise::Config> {
     noise::Config::new(identity.keypair()).map_err(io::Error::other)
 }
 
-fn yamux_config() -> yamux::Config {
+fn yamux() -> TolledYamux {
     let mut config = yamux::Config::default();
     config.set_max_num_streams(MAX_SUBSTREAMS as usize);
-    config
+    TolledYamux(config)
+}
+
+fn tolled<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
+    peer: PeerId,
+    muxer: TolledMuxer<S>,
+) -> Connection {
+    Connection {
+        peer,
+        barrier: Some(muxer.barrier.clone()),
+        muxer: StreamMuxerBox::new(muxer),
+    }
 }

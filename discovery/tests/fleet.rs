@@ -229,7 +229,8 @@ async fn a_late_joiner_bootstraps_at_a_member_while_the_root_goes_away() {
     let root = root(TCP).await;
     let second = joined(&root, TCP, "second").await;
     second.say("two").await;
-    root.sees(second.peer(), |entry| entry.connected).await;
+    root.sees(second.peer(), |e| e.connected && !e.addresses.is_empty())
+        .await;
     let invite = root.handle.invite(now() + 60, 1).await.unwrap();
     assert!(invite.addresses.len() >= 2, "a member is named too");
     let fourth = loner(TCP).await;

@@ -153,7 +153,7 @@ async fn connect(identity: &Identity, address: &Multiaddr) -> Connection {
 
 /// Sends `bytes` as they are on the first substream and reads what comes back.
 async fn utter(identity: &Identity, address: &Multiaddr, bytes: &[u8]) -> Result<Message, Cause> {
-    let (_, mut muxer) = connect(identity, address).await;
+    let Connection { mut muxer, .. } = connect(identity, address).await;
     on_substream(&mut muxer, true, async |exchange| {
         let substream = &mut exchange.substream;
         driven(exchange.muxer, async {
@@ -304,7 +304,7 @@ async fn silence_ends(listen: &str) {
     let mut root = root(listen).await;
     // One opens no substream, one opens it and stops in the middle of a message.
     let [mute, hesitant] = [(); 2].map(|()| Identity::generate());
-    let (_, mut muxer) = connect(&mute, &root.address).await;
+    let Connection { mut muxer, .. } = connect(&mute, &root.address).await;
     let silent = async {
         let closed = poll_fn(|cx| {
             let _ = muxer.poll_unpin(cx);
@@ -432,7 +432,7 @@ async fn a_flood_stays_bounded(listen: &str) {
             let dial = libp2p::Transport::dial(&mut transport, bare, options).unwrap();
             let background = tokio::spawn(transport.for_each(|_| async {}));
             // Whoever finds the door full fails here already.
-            if let Ok((_, mut muxer)) = dial.await {
+            if let Ok(Connection { mut muxer, .. }) = dial.await {
                 let _ = on_substream(&mut muxer, true, async |exchange| {
                     match number % 3 {
                         0 => exchange.send(&Message::None).await?,

@@ -20,6 +20,8 @@ const MAX_PER_PEER: u32 = 6;
 const MAX_ESTABLISHED: u32 = 1_024;
 /// How often round-trip times are measured.
 const PING_EVERY: Duration = Duration::from_secs(5);
+/// How long an answer may take.
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often identify repeats itself; changes are pushed at once.
 const IDENTIFY_EVERY: Duration = Duration::from_secs(60);
 /// How often Kademlia looks for members it does not know yet.
@@ -80,7 +82,11 @@ impl Behaviour {
                     .with_push_listen_addr_updates(true)
                     .with_interval(IDENTIFY_EVERY),
             ),
-            ping: ping::Behaviour::new(ping::Config::new().with_interval(PING_EVERY)),
+            ping: ping::Behaviour::new(
+                ping::Config::new()
+                    .with_interval(PING_EVERY)
+                    .with_timeout(PING_TIMEOUT),
+            ),
             kad: None.into(),
             gossip: gossip(identity)?,
             adverts: rpc::behaviour(rpc::ADVERT_PROTOCOL, advert::MAX_ADVERT_BYTES),

@@ -55,6 +55,9 @@ const MAX_UNANSWERED: usize = 1_024;
 const GOODBYE: Duration = Duration::from_secs(1);
 /// Before a machine nearby that is no member of ours is tried again.
 const STRANGER_WAIT: Duration = Duration::from_secs(300);
+/// Pings in a row without an answer, after which a connection is dead: half a minute, which a busy machine is not
+/// mute for.
+const MAX_UNANSWERED_PINGS: u32 = 2;
 /// Relays that are asked for a reservation behind a NAT.
 const RELAYS: usize = 2;
 const BOOK_FILE: &str = "peers.cbor";
@@ -102,6 +105,7 @@ pub(super) struct Driver {
         oneshot::Sender<Result<Vec<u8>, RequestError>>,
     >,
     answers: FuturesUnordered<BoxFuture<'static, Answer>>,
+    unanswered_pings: BTreeMap<ConnectionId, u32>,
     behind_nat: bool,
     relays: HashMap<ListenerId, PeerId>,
 }
@@ -158,6 +162,7 @@ pub(super) async fn spawn(
         waiting: BTreeMap::new(),
         requests: BTreeMap::new(),
         answers: FuturesUnordered::new(),
+        unanswered_pings: BTreeMap::new(),
         behind_nat: false,
         relays: HashMap::new(),
     };

@@ -1,8 +1,8 @@
 //! What libp2p reports, one method per kind.
 
 use super::{
-    Driver, Listener, MAX_UNANSWERED, STRANGER_WAIT, give_up, is_loopback, is_unspecified,
-    without_peer,
+    Driver, Listener, MAX_UNANSWERED, MAX_UNANSWERED_PINGS, STRANGER_WAIT, give_up, is_loopback,
+    is_unspecified, without_peer,
 };
 use crate::{
     Advert,
@@ -41,10 +41,15 @@ impl Driver {
             }
             SwarmEvent::ConnectionClosed {
                 peer_id,
-                num_established: 0,
+                connection_id,
+                num_established,
                 cause,
                 ..
             } => {
+                self.unanswered_pings.remove(&connection_id);
+                if num_established > 0 {
+                    return;
+                }
                 tracing::debug!(peer = %peer_id, ?cause, "disconnected");
                 let now = Instant::now();
                 self.shared.directory().disconnected(peer_id, now);
@@ -132,7 +137,7 @@ impl Driver {
         }
         self.shared
             .directory()
-            .connected(peer, &name, address.clone(), now);
+            .connected(peer, &name, address.clone(), endpoint.is_dialer(), now);
         if endpoint.is_dialer() {
             self.send_advert(peer);
         }
@@ -213,13 +218,7 @@ impl Driver {
                     self.on_claimed_address(peer_id, peer_id, without_peer(address));
                 }
             }
-            BehaviourEvent::Ping(ping::Event { peer, result, .. }) => {
-                if let Ok(rtt) = result {
-                    self.shared
-                        .directory()
-                        .round_trip(peer, rtt, Instant::now());
-                }
-            }
+            BehaviourEvent::Ping(event) => self.on_ping(event),
             BehaviourEvent::Kad(kad::Event::RoutingUpdated {
                 peer, addresses, ..
             }) => {
@@ -257,6 +256,30 @@ impl Driver {
         }
     }
 
+    /// Connections that went dead with the network are closed, so that the peer is dialled afresh.
+    fn on_ping(&mut self, event: ping::Event) {
+        let ping::Event {
+            peer,
+            connection,
+            result,
+        } = event;
+        match result {
+            Ok(rtt) => {
+                self.unanswered_pings.remove(&connection);
+                let now = Instant::now();
+                self.shared.directory().round_trip(peer, rtt, now);
+            }
+            Err(failure) => {
+                let count = self.unanswered_pings.entry(connection).or_default();
+                *count += 1;
+                if *count >= MAX_UNANSWERED_PINGS {
+                    tracing::debug!(%peer, %failure, "closing a dead connection");
+                    self.swarm.close_connection(connection);
+                }
+            }
+        }
+    }
+
     fn nearby_if_connected(&mut self, peer: PeerId) {
         if self.swarm.is_connected(&peer) {
             self.nearby.connected(peer, None);
@@ -285,7 +308,7 @@ impl Driver {
     fn is_on_this_machine(&self, peer: PeerId) -> bool {
         self.shared
             .directory()
-            .connected_at(peer)
+            .remote(peer)
             .is_some_and(is_loopback)
     }
 
