@@ -13,6 +13,7 @@
 //! - [`process`]: child processes that end with the bench
 //! - [`skein`]: agents and commands
 //! - [`echo`]: round trips without Skein
+//! - [`measure`]: the tables of docs/performance.md
 //! - [`interrupt`]: Ctrl-C and SIGTERM
 //! - `platform`: the one system call without a safe wrapper
 
@@ -26,6 +27,8 @@ mod checks;
 mod echo;
 #[cfg(target_os = "linux")]
 mod interrupt;
+#[cfg(target_os = "linux")]
+mod measure;
 #[cfg(target_os = "linux")]
 mod namespace;
 #[cfg(target_os = "linux")]
@@ -63,8 +66,10 @@ enum Command {
         #[arg(long, value_name = "PATH")]
         model: Option<PathBuf>,
     },
-    /// Measure something for the tables in docs/performance.md (does not exist yet)
-    Measure { what: Measure },
+    /// Measure something for the tables in docs/performance.md
+    #[cfg(target_os = "linux")]
+    #[command(subcommand)]
+    Measure(Measure),
 }
 
 /// The checks there are.
@@ -78,12 +83,18 @@ enum Check {
     Clients,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
+/// The measurements there are.
+#[cfg(target_os = "linux")]
+#[derive(Debug, Subcommand)]
 enum Measure {
-    /// What each weight mode loses against f32
-    Loss,
-    /// What a hop costs outside compute
-    Hop,
+    /// What each way to store and compute a model loses against a reference, and how long a step takes
+    #[command(
+        after_help = "Example:\n  skein-lab measure loss --model smollm2.gguf --weights int8,int4 --vary '' --vary kv=u8"
+    )]
+    Loss(measure::loss::Loss),
+    /// What a step takes outside compute, for lines of one to N stages on loopback
+    #[command(after_help = "Example:\n  skein-lab measure hop --model smollm2.gguf --nodes 3")]
+    Hop(measure::hop::Hop),
 }
 
 fn main() -> ExitCode {
@@ -97,10 +108,19 @@ fn main() -> ExitCode {
             };
             report.finish()
         }
-        Command::Measure { what } => {
-            let what = format!("{what:?}").to_lowercase();
-            eprintln!("error: `skein-lab measure {what}` does not exist yet");
-            ExitCode::from(2)
+        #[cfg(target_os = "linux")]
+        Command::Measure(what) => {
+            let outcome = match &what {
+                Measure::Loss(told) => measure::loss::measure(told),
+                Measure::Hop(told) => measure::hop::measure(told),
+            };
+            match outcome {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => {
+                    eprintln!("error: {error:#}");
+                    ExitCode::FAILURE
+                }
+            }
         }
     }
 }

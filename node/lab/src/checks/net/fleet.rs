@@ -3,9 +3,11 @@
 use std::path::Path;
 
 use anyhow::{Context, ensure};
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::LINK;
+use crate::interrupt;
 use crate::network::Network;
 use crate::skein::{Agent, Answer, LONG, SHORT, Skein};
 
@@ -103,13 +105,28 @@ pub fn join(root: &Skein, others: &[Skein]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until everyone sees everyone else.
+/// Waits until everyone sees everyone else, and sees that they can take part.
 pub fn meet(skeins: &[Skein]) -> anyhow::Result<()> {
     let wanted = format!("peers={}", skeins.len() - 1);
     for skein in skeins {
-        skein.call::<Value>(&["status", "--wait", &wanted, "--timeout", "60s"], LONG)?;
+        for what in ["ready", &wanted] {
+            skein.call::<Value>(&["status", "--wait", what, "--timeout", "90s"], LONG)?;
+        }
+    }
+    for skein in skeins {
+        interrupt::wait_for("all peers to be available", SHORT, || {
+            let peers: Vec<Peer> = skein.call(&["peers"], SHORT)?;
+            let available = peers.iter().filter(|peer| peer.state == "available");
+            Ok((available.count() == skeins.len() - 1).then_some(()))
+        })?;
     }
     Ok(())
+}
+
+/// One entry of `peers --json`, as far as it matters here.
+#[derive(Deserialize)]
+struct Peer {
+    state: String,
 }
 
 /// The same prompt everywhere, in `exact`, so that answers can be compared.
