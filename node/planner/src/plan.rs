@@ -183,13 +183,16 @@ impl Refusal {
             },
             Refusal::TooFewPeers {
                 usable, left_out, ..
-            } => match left_out.first() {
-                Some(out) => format!(
-                    "ask for --nodes {usable} or fewer, or add machines; {}: {}",
-                    out.name, out.reason
-                ),
-                None => format!("ask for --nodes {usable} or fewer, or add machines"),
-            },
+            } => {
+                let way_out = match usable {
+                    0 => "wait until a machine can take part, or add one".to_owned(),
+                    _ => format!("ask for --nodes {usable} or fewer, or add machines"),
+                };
+                match left_out.iter().find(|out| out.reason != Reason::NoLine) {
+                    Some(out) => format!("{way_out}; {}: {}", out.name, out.reason),
+                    None => way_out,
+                }
+            }
             Refusal::TooManyStages { layers, .. } => {
                 format!("ask for --nodes {layers} or fewer")
             }

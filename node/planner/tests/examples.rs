@@ -306,6 +306,28 @@ fn more_stages_than_peers_are_refused_with_both_numbers() {
 }
 
 #[test]
+fn a_hint_never_asks_for_a_line_of_no_machines() {
+    let mut fleet = [machine("a", GIB), machine("b", GIB)];
+    for candidate in &mut fleet {
+        candidate.standing = Standing::Unavailable {
+            reason: "starting".to_owned(),
+        };
+    }
+    let refusal = plan(&model(4, 10), &fleet, &wish(64, Some(2), "a")).unwrap_err();
+    assert_eq!(
+        refusal.hint(),
+        "wait until a machine can take part, or add one; a-name: it is not available: starting"
+    );
+    fleet[1].standing = Standing::Available;
+    let refusal = plan(&model(4, 10), &fleet, &wish(64, Some(2), "a")).unwrap_err();
+    assert!(
+        refusal.hint().starts_with("ask for --nodes 1 or fewer"),
+        "{}",
+        refusal.hint()
+    );
+}
+
+#[test]
 fn more_stages_than_layers_are_refused() {
     let fleet: Vec<Candidate> = (0..5).map(|i| machine(&format!("p{i}"), GIB)).collect();
     let refusal = plan(&model(4, 10), &fleet, &wish(64, Some(5), "p0")).unwrap_err();

@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use skein_planner::choose::TOLERANCE_PERCENT;
 use skein_planner::footprint::{Footprint, pull_bytes};
 use skein_planner::pace::{HOP_FS, PULL_FS_PER_BYTE, fs_per_byte, rtt_fs};
 use skein_planner::{Candidate, DeviceOffer, Held, ModelShape, Plan, Standing, Wish};
@@ -113,7 +114,7 @@ impl BruteForce<'_> {
         let lowest = lines.iter().map(|line| self.cost(line)).min()?;
         let mut good: Vec<&Vec<Stage>> = lines
             .iter()
-            .filter(|line| self.cost(line) <= lowest * 110 / 100)
+            .filter(|line| self.cost(line) <= lowest * (100 + TOLERANCE_PERCENT) / 100)
             .collect();
         if good.iter().any(|line| self.asker_is_head(line)) {
             good.retain(|line| self.asker_is_head(line));
