@@ -164,8 +164,10 @@ pub fn measure(told: &Loss) -> anyhow::Result<()> {
 
     let skein = Skein::new(&program, folder.join("home"))?;
     skein.set("")?;
+    let stem = told.model.file_stem().and_then(|stem| stem.to_str());
     let bench = Bench {
         skein,
+        stem: stem.context("the model's file has no name")?.to_owned(),
         threads: told.threads.map(|threads| threads.to_string()),
         tokens: told.tokens,
         ids: Vec::new(),
@@ -175,7 +177,13 @@ pub fn measure(told: &Loss) -> anyhow::Result<()> {
         bench.import(&told.model, mode)?;
     }
     let tokens: Tokens = bench.skein.call(
-        &["model", "tokenize", &told.reference, "--text", &text],
+        &[
+            "model",
+            "tokenize",
+            &bench.name(&told.reference),
+            "--text",
+            &text,
+        ],
         SHORT,
     )?;
     ensure!(tokens.ids.len() > PROMPT, "the text is too short");
@@ -188,22 +196,30 @@ pub fn measure(told: &Loss) -> anyhow::Result<()> {
 
 struct Bench {
     skein: Skein,
+    /// The file's name, without its end.
+    stem: String,
     threads: Option<String>,
     tokens: u32,
     ids: Vec<u32>,
 }
 
 impl Bench {
-    /// Imports the file under the name of its weight mode, unless the folder has it from before.
+    /// What the model is called with these weights.
+    fn name(&self, mode: &str) -> String {
+        format!("{}-{mode}", self.stem)
+    }
+
+    /// Imports the file under that name, unless the folder has it from before.
     fn import(&self, model: &Path, mode: &str) -> anyhow::Result<()> {
+        let name = self.name(mode);
         let models: Vec<Value> = self.skein.call(&["model", "ls"], SHORT)?;
-        if models.iter().any(|model| model["name"] == mode) {
+        if models.iter().any(|model| model["name"] == *name) {
             return Ok(());
         }
         let path = model.to_str().context("the model's path is not UTF-8")?;
-        eprintln!("importing as {mode}");
+        eprintln!("importing {name}");
         self.skein.call::<Value>(
-            &["model", "add", path, "--name", mode, "--weights", mode],
+            &["model", "add", path, "--name", &name, "--weights", mode],
             LONG,
         )?;
         Ok(())
@@ -247,6 +263,7 @@ impl Bench {
         if let Some(threads) = &self.threads {
             flags.extend(["--threads", threads]);
         }
+        let model = self.name(mode);
         let ids = list(&self.ids);
         let out = out.to_str().context("the folder's path is not UTF-8")?;
         let numerics = way.numerics();
@@ -256,7 +273,7 @@ impl Bench {
                 &[
                     "debug",
                     "logits",
-                    mode,
+                    &model,
                     "--ids",
                     &ids,
                     "--nodes",
@@ -284,7 +301,7 @@ impl Bench {
                 .call(
                     &[
                         "ask",
-                        mode,
+                        &model,
                         "--ids",
                         &prompt,
                         "--nodes",
