@@ -43,6 +43,8 @@ const EVENT_QUEUE: usize = 1_024;
 pub struct SwarmConfig {
     /// Where to listen; port 0 takes any free port. May be empty.
     pub listen: Vec<Multiaddr>,
+    /// Addresses at which the owner knows this machine to be reachable from outside, such as a forwarded port.
+    pub external: Vec<Multiaddr>,
     /// Find members on the local network.
     pub mdns: bool,
     /// Help members through NATs and be helped: AutoNAT, relay, hole punching. Of no use on loopback.
@@ -61,6 +63,7 @@ impl Default for SwarmConfig {
     fn default() -> Self {
         Self {
             listen: Vec::new(),
+            external: Vec::new(),
             mdns: true,
             wide_area: false,
             agent_version: concat!("skein/", env!("CARGO_PKG_VERSION")).to_owned(),

@@ -26,6 +26,12 @@ fn now() -> u64 {
         .as_secs()
 }
 
+/// An address without the peer at its end.
+fn plain(address: &Multiaddr) -> Multiaddr {
+    let text = address.to_string();
+    text.split("/p2p/").next().unwrap().parse().unwrap()
+}
+
 struct Member {
     handle: Handle,
     events: Events,
@@ -34,16 +40,20 @@ struct Member {
 
 /// An agent's network in `home`, as it is or was.
 async fn start(home: tempfile::TempDir, listen: &str) -> Member {
+    start_with(home, |config| config.listen = vec![listen.parse().unwrap()]).await
+}
+
+async fn start_with(home: tempfile::TempDir, adjust: impl FnOnce(&mut SwarmConfig)) -> Member {
     let identity = Identity::load_or_create(&home.path().join("key")).unwrap();
     let membership = Membership::open(home.path(), identity.peer()).unwrap();
-    let config = SwarmConfig {
-        listen: vec![listen.parse().unwrap()],
+    let mut config = SwarmConfig {
         mdns: false,
         home: Some(home.path().to_owned()),
         advert_every: Duration::from_secs(1),
         advert_lifetime: Duration::from_secs(4),
         ..SwarmConfig::default()
     };
+    adjust(&mut config);
     let membership = SharedMembership::new(membership);
     let (handle, events) = Swarm::spawn(identity, membership, config).await.unwrap();
     Member {
@@ -315,13 +325,7 @@ async fn members_reconnect_by_themselves_when_a_port_comes_back() {
     let second = joined(&root, TCP, "second").await;
     second.sees(root.peer(), |entry| entry.connected).await;
     let address = root.address();
-    let bare: Multiaddr = address
-        .to_string()
-        .split("/p2p/")
-        .next()
-        .unwrap()
-        .parse()
-        .unwrap();
+    let bare = plain(&address);
     let peer = root.peer();
     let home = root.stop().await;
     second.sees(peer, |entry| !entry.connected).await;
@@ -445,10 +449,9 @@ async fn an_idle_connection_stays() {
 async fn after_a_shutdown_everything_says_so_and_the_port_is_free() {
     let member = root(TCP).await;
     let (handle, mut events) = (member.handle.clone(), member.events);
-    let address = handle.addresses().remove(0).to_string();
-    let bare = address.split("/p2p/").next().unwrap().to_owned();
+    let bare = plain(&handle.addresses().remove(0));
     let busy = loner(TCP).await;
-    let error = busy.handle.listen(bare.parse().unwrap()).await.unwrap_err();
+    let error = busy.handle.listen(bare.clone()).await.unwrap_err();
     assert!(matches!(error, SwarmError::Listen { .. }), "{error}");
     handle.shutdown().await;
     handle.shutdown().await;
@@ -461,5 +464,65 @@ async fn after_a_shutdown_everything_says_so_and_the_port_is_free() {
         Err(StreamError::ShutDown)
     ));
     while timeout(SOON, events.next()).await.unwrap().is_some() {}
-    busy.handle.listen(bare.parse().unwrap()).await.unwrap();
+    busy.handle.listen(bare.clone()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_relayed_connection_passes_the_same_gate() {
+    let wide_area = |config: &mut SwarmConfig| {
+        config.wide_area = true;
+        config.listen = vec![TCP.parse().unwrap()];
+    };
+    let home = || tempfile::tempdir().unwrap();
+    // A relay has to know that it can be reached.
+    let relay = start_with(home(), wide_area).await;
+    let address = relay.address();
+    let relay = start_with(relay.stop().await, |config| {
+        config.wide_area = true;
+        config.listen = vec![plain(&address)];
+        config.external = vec![plain(&address)];
+    })
+    .await;
+    relay
+        .handle
+        .membership()
+        .change(|membership| membership.found("home", "relay", now()))
+        .unwrap();
+    // One that nobody can dial, and one that has never heard of it.
+    let hidden = start_with(home(), |config| config.wide_area = true).await;
+    let other = start_with(home(), |config| config.wide_area = true).await;
+    for (member, name) in [(&hidden, "hidden"), (&other, "other")] {
+        let invite = relay.handle.invite(now() + 60, 1).await.unwrap();
+        let certificate = member.handle.redeem(&invite, name).await.unwrap();
+        member
+            .handle
+            .membership()
+            .change(|membership| membership.adopt(&invite, &certificate))
+            .unwrap();
+        member.handle.dial(address.clone()).await.unwrap();
+    }
+    let circuit = address.clone().with(
+        "/p2p-circuit"
+            .parse::<Multiaddr>()
+            .unwrap()
+            .iter()
+            .next()
+            .unwrap(),
+    );
+    let circuit = hidden.handle.listen(circuit).await.unwrap();
+    let mut incoming = hidden.handle.accept("/skein/test/1").await.unwrap();
+    let peer = other.handle.dial(circuit).await.unwrap();
+    assert_eq!(peer, hidden.peer());
+    let mut stream = other
+        .handle
+        .open_stream(peer, "/skein/test/1")
+        .await
+        .unwrap();
+    stream.write_all(b"far away").await.unwrap();
+    stream.shutdown().await.unwrap();
+    let (from, mut stream) = timeout(SOON, incoming.next()).await.unwrap().unwrap();
+    assert_eq!(from, other.peer());
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    assert_eq!(text, "far away");
 }

@@ -34,6 +34,8 @@ use libp2p::{
 use publisher::Publisher;
 use std::{
     collections::{BTreeMap, HashMap},
+    io,
+    net::{IpAddr, TcpListener},
     path::PathBuf,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
@@ -121,11 +123,12 @@ pub(super) async fn spawn(
     } else {
         (None, None)
     };
+    let publisher = Publisher::new(&config);
     let gate = Gate::new(membership.clone());
     let admitted = gate.admitted();
     let transport = transport::gated(&identity, circuit_transport, gate)?;
     let behaviour = Behaviour::new(&identity, &config, circuits)?;
-    let swarm = swarm::Swarm::new(
+    let mut swarm = swarm::Swarm::new(
         transport,
         behaviour,
         identity.peer(),
@@ -133,6 +136,9 @@ pub(super) async fn spawn(
             .with_smart_dial()
             .with_idle_connection_timeout(Duration::from_secs(60)),
     );
+    for address in config.external {
+        swarm.add_external_address(without_peer(address));
+    }
     let (commands, command_queue) = mpsc::channel(COMMAND_QUEUE);
     let (events, event_queue) = mpsc::channel(EVENT_QUEUE);
     let membership_changes = membership.changes();
@@ -150,7 +156,7 @@ pub(super) async fn spawn(
         events,
         admitted,
         fleet: None,
-        publisher: Publisher::new(&config),
+        publisher,
         book: book_path
             .as_deref()
             .map(AddressBook::load)
@@ -231,17 +237,7 @@ impl Driver {
 
     fn on_command(&mut self, command: Command) {
         match command {
-            Command::Listen(address, reply) => match self.swarm.listen_on(address.clone()) {
-                Ok(id) => {
-                    let reply = Some(reply);
-                    let asked = address;
-                    self.listeners.insert(id, Listener { asked, reply });
-                }
-                Err(error) => {
-                    let why = error.to_string();
-                    let _ = reply.send(Err(SwarmError::Listen { address, why }));
-                }
-            },
+            Command::Listen(address, reply) => self.listen(address, reply),
             Command::Dial(address, reply) => self.dial(address, reply),
             Command::Learn(addresses) => {
                 for address in addresses {
@@ -265,6 +261,28 @@ impl Driver {
             }
             Command::Publish(body) => self.publisher.say(*body),
             Command::ShutDown(_) => unreachable!("handled by the loop"),
+        }
+    }
+
+    fn listen(
+        &mut self,
+        address: Multiaddr,
+        reply: oneshot::Sender<Result<Multiaddr, SwarmError>>,
+    ) {
+        let listening = is_free(&address)
+            .map_err(|error| error.to_string())
+            .and_then(|()| {
+                let listening = self.swarm.listen_on(address.clone());
+                listening.map_err(|error| events::innermost(&error))
+            });
+        match listening {
+            Ok(id) => {
+                let (asked, reply) = (address, Some(reply));
+                self.listeners.insert(id, Listener { asked, reply });
+            }
+            Err(why) => {
+                let _ = reply.send(Err(SwarmError::Listen { address, why }));
+            }
         }
     }
 
@@ -480,6 +498,24 @@ fn give_up(peer: PeerId, waiting: Waiting, why: &str) {
         Waiting::Request { reply, .. } => {
             let _ = reply.send(Err(RequestError::NotConnected(peer, why.to_owned())));
         }
+    }
+}
+
+/// libp2p lets its TCP listeners share a port (SO_REUSEPORT), so a second agent of the same user would not fail but
+/// take half of the first one's connections. A plain socket tells whether the port is taken.
+fn is_free(address: &Multiaddr) -> io::Result<()> {
+    if address.iter().any(|part| part == Protocol::P2pCircuit) {
+        return Ok(());
+    }
+    let mut parts = address.iter();
+    let ip: IpAddr = match parts.next() {
+        Some(Protocol::Ip4(ip)) => ip.into(),
+        Some(Protocol::Ip6(ip)) => ip.into(),
+        _ => return Ok(()),
+    };
+    match parts.next() {
+        Some(Protocol::Tcp(port)) if port != 0 => TcpListener::bind((ip, port)).map(drop),
+        _ => Ok(()),
     }
 }
 

@@ -94,7 +94,7 @@ impl Driver {
                 if let Some(Listener { asked, reply }) = listener {
                     let why = match reason {
                         Ok(()) => "the listener closed".to_owned(),
-                        Err(error) => error.to_string(),
+                        Err(error) => innermost(&error),
                     };
                     match reply {
                         Some(reply) => {
@@ -462,7 +462,7 @@ pub(super) fn dial_error(error: &swarm::DialError) -> DialError {
 }
 
 /// The last error of a chain says what happened; those around it only say where.
-fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
+pub(super) fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
     let mut last = error;
     loop {
         let inner = match last
