@@ -21,6 +21,10 @@ use crate::objects::{self, Numerics};
 const ATTEMPTS: usize = 3;
 /// A refusal changes what the peer advertises; that takes a moment to arrive.
 const ADVERTS_ARRIVE: std::time::Duration = std::time::Duration::from_millis(900);
+/// Machines that are still starting are waited for this long where the model does not fit without them.
+const STARTING: std::time::Duration = std::time::Duration::from_secs(120);
+/// How often they are looked at meanwhile.
+const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_millis(250);
 /// Steps of an answer that wait for the one who reads them.
 const STEPS: usize = 256;
 
@@ -294,7 +298,7 @@ async fn route_and_run(
                 let manifest = content::manifest(shared, want.model, &[])
                     .await
                     .map_err(Error::failed)?;
-                match lines::plan(shared, want, &manifest) {
+                match plan_when_started(shared, want, &manifest, events).await {
                     Ok(plan) => (plan.stages[0].peer.clone(), Some(lines::ordered(&plan))),
                     Err(error)
                         if error.code == Code::DoesNotFit && lines::release_idle(shared).await =>
@@ -331,6 +335,38 @@ async fn route_and_run(
         }
     }
     Err(last.unwrap_or_else(|| Error::failed("no line could be built")))
+}
+
+/// Plans a line. Where there is none, machines that are just starting, this one above all, are given time.
+async fn plan_when_started(
+    shared: &Agent,
+    want: &Want,
+    manifest: &Manifest,
+    events: &EventSink,
+) -> Result<skein_planner::Plan> {
+    let deadline = tokio::time::Instant::now() + STARTING;
+    let mut told = false;
+    loop {
+        let starting = lines::starting(shared);
+        let error = match lines::plan(shared, want, manifest) {
+            Ok(plan) => return Ok(plan),
+            Err(error) => error,
+        };
+        if error.code != Code::DoesNotFit
+            || starting.is_empty()
+            || tokio::time::Instant::now() > deadline
+        {
+            return Err(error);
+        }
+        if !told {
+            let _ = events.note(format!(
+                "waiting for {}, still starting",
+                starting.join(", ")
+            ));
+            told = true;
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
 }
 
 /// Runs a job in a line that this machine heads.

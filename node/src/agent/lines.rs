@@ -125,6 +125,24 @@ fn refused(refusal: Refusal) -> Error {
     error.hint(refusal.hint())
 }
 
+/// The machines, by name, that will be able to take part once they know their devices.
+pub fn starting(shared: &Shared) -> Vec<String> {
+    let mut names = Vec::new();
+    if super::announce::state(shared).0 == "starting" {
+        names.push(shared.name.clone());
+    }
+    for peer in shared.peers() {
+        let advert = peer
+            .advert
+            .as_ref()
+            .filter(|_| peer.fresh && peer.connected);
+        if advert.is_some_and(|advert| advert.body.state == "starting") {
+            names.push(peer.name.clone());
+        }
+    }
+    names
+}
+
 /// The stages of a plan, as a line is ordered.
 pub fn ordered(plan: &Plan) -> Vec<OrderedStage> {
     plan.stages
