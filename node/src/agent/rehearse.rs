@@ -23,6 +23,17 @@ pub async fn stage(
     request: StageRequest,
     events: EventSink,
 ) -> Result<objects::Stage> {
+    let outcome = prepare_and_end(shared, request, events).await;
+    // Only now is the memory free again.
+    shared.changed.notify_one();
+    outcome
+}
+
+async fn prepare_and_end(
+    shared: &Agent,
+    request: StageRequest,
+    events: EventSink,
+) -> Result<objects::Stage> {
     let model = content::resolve(shared, &request.model)?;
     let manifest = content::manifest(shared, model, &[])
         .await
@@ -84,7 +95,6 @@ pub async fn stage(
             () = events.closed() => return Err(Error::interrupted()),
         }
     };
-    shared.changed.notify_one();
     let stage = lines::stage_object(&shared.peer, &shared.name, (first, end), &report, 0, 0);
     host::close(worker.input).await;
     worker.process.end().await;

@@ -1,7 +1,10 @@
 //! Agents on loopback, driven through the command line.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
@@ -158,6 +161,36 @@ impl Agent {
         fs::read_to_string(self.home.join("stderr.log")).unwrap_or_default()
     }
 
+    /// Where a model's weights are.
+    pub fn weights_file(&self, model: &Value) -> PathBuf {
+        let folder = self.home.join("store/models").join(text(&model["id"]));
+        folder.join("weights.bin")
+    }
+
+    /// Hashes every segment that it says it holds of its only model, and gives their names.
+    pub fn check_what_is_held(&self) -> Vec<String> {
+        let models = self.done(&["model", "ls"]);
+        let Some(model) = list(&models).first() else {
+            return Vec::new();
+        };
+        let offsets = offsets(model);
+        let mut names = Vec::new();
+        for segment in list(&model["segments"]) {
+            if segment["held"] != true {
+                continue;
+            }
+            let name = text(&segment["name"]);
+            let range = &offsets[name];
+            let mut bytes = vec![0; (range.end - range.start) as usize];
+            let file = fs::File::open(self.weights_file(model)).unwrap();
+            file.read_exact_at(&mut bytes, range.start).unwrap();
+            let hash = blake3::hash(&bytes).to_hex();
+            assert_eq!(hash.as_str(), text(&segment["hash"]), "{segment}");
+            names.push(name.to_owned());
+        }
+        names
+    }
+
     /// Ends it as a crash would.
     pub fn kill_9(&mut self) {
         self.child.kill().unwrap();
@@ -281,6 +314,20 @@ fn fields(pid: u32) -> Option<(String, u32)> {
     let rest = &stat[stat.rfind(')')? + 2..];
     let mut fields = rest.split(' ');
     Some((fields.next()?.to_owned(), fields.next()?.parse().ok()?))
+}
+
+/// Where each segment of a model is in its weights: they follow each other at multiples of 4,096.
+pub fn offsets(model: &Value) -> BTreeMap<String, Range<u64>> {
+    let mut next = 0u64;
+    list(&model["segments"])
+        .iter()
+        .map(|segment| {
+            let start = next;
+            let end = start + number(&segment["bytes"]);
+            next = end.next_multiple_of(4096);
+            (text(&segment["name"]).to_owned(), start..end)
+        })
+        .collect()
 }
 
 pub fn text(value: &Value) -> &str {
