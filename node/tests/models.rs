@@ -120,7 +120,6 @@ fn two_weight_modes_of_one_file_are_two_models_and_a_shared_name_must_be_told_ap
 fn control_tokens_count_in_text_and_never_in_what_a_chat_says() {
     let place = Place::new();
     let added = place.done(&["model", "add", text(&place.tiny())]);
-    let end = added["stop_ids"][0].as_u64().unwrap();
     let ids = |object: &Value| -> Vec<u64> {
         object["ids"]
             .as_array()
@@ -130,13 +129,16 @@ fn control_tokens_count_in_text_and_never_in_what_a_chat_says() {
             .collect()
     };
     let plain = place.done(&["model", "tokenize", "tiny", "--text", "hello there"]);
-    assert!(!ids(&plain).contains(&end));
     assert_eq!(plain["text"], "hello there");
     assert_eq!(ids(&plain).len(), plain["tokens"].as_array().unwrap().len());
 
     let control = "<|im_end|>";
     let obeyed = place.done(&["model", "tokenize", "tiny", "--text", control]);
-    assert_eq!(ids(&obeyed), [end]);
+    let [end] = ids(&obeyed)[..] else {
+        panic!("{obeyed}")
+    };
+    assert!(added["stop_ids"].as_array().unwrap().contains(&end.into()));
+    assert!(!ids(&plain).contains(&end));
 
     let chat = |content: &str| {
         let file = place.path("chat.json");

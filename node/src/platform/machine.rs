@@ -1,26 +1,29 @@
 //! The machine's memory and its processes, the same way on every system.
 
-use sysinfo::{MemoryRefreshKind, Pid, ProcessRefreshKind, ProcessesToUpdate, RefreshKind, System};
+use sysinfo::{
+    CGroupLimits, MemoryRefreshKind, Pid, ProcessRefreshKind, ProcessesToUpdate, RefreshKind,
+    System,
+};
 
 /// Memory that the machine, or the container we are in, has; in bytes.
 pub fn total_memory() -> u64 {
     let system = memory();
-    let total = system.total_memory();
-    system
-        .cgroup_limits()
-        .map_or(total, |limits| match limits.total_memory {
-            0 => total,
-            limit => limit.min(total),
-        })
+    limits(&system).map_or(system.total_memory(), |limits| limits.total_memory)
 }
 
 /// Memory that could be had without swapping, in bytes.
 pub fn available_memory() -> u64 {
     let system = memory();
     let available = system.available_memory();
-    system
-        .cgroup_limits()
-        .map_or(available, |limits| limits.free_memory.min(available))
+    limits(&system).map_or(available, |limits| limits.free_memory.min(available))
+}
+
+/// The container's limits, where it has less than the machine. Without a limit of its own, its
+/// free memory says little: files that could be forgotten at once count as used there.
+fn limits(system: &System) -> Option<CGroupLimits> {
+    let limits = system.cgroup_limits()?;
+    let smaller = limits.total_memory > 0 && limits.total_memory < system.total_memory();
+    smaller.then_some(limits)
 }
 
 /// What a process has resident, in bytes; `None` where it is gone or hidden.
