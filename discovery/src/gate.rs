@@ -7,7 +7,7 @@
 //!
 //! # On the wire
 //! Each side sends the seven bytes `skein/1` and then frames: `[u16 little-endian length][CBOR]`, at most
-//! [`MAX_MESSAGE_BYTES`] of CBOR. A message is one of
+//! 4,096 bytes of CBOR. A message is one of
 //!
 //! | message | CBOR | meaning |
 //! |---|---|---|
@@ -25,19 +25,18 @@
 //! dialer    invite      ─▶           listener   checks, counts, signs (root holder only)
 //!                        ◀─ certificate          (the new member's own), then both close
 //! ```
-//! Either side may send `refuse` in place of its next message. A listener shows its certificate only to a member, and
-//! tells a stranger no more than [`told`] allows. All of it must be done within [`TIMEOUT`].
+//! Either side may send `refuse` in place of its next message. A listener shows its certificate only to a member. A
+//! refused peer is told why what it showed does not open this gate; a wrong signature, another machine's certificate
+//! and nonsense are all called `malformed`. All of it must be done within five seconds.
 //!
-//! Each refusal is one line at `warn` for the target `skein::gate` on the refusing side, at most [`LOG_BURST`] per
-//! [`LOG_WINDOW`]; what was left out is counted in the next line.
+//! Each refusal is one line at `warn` for the target `skein::gate` on the refusing side, at most 20 in ten seconds; how
+//! many were left out is said in the next line.
 
 mod log;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use log::RefusalLog;
-#[cfg(doc)]
-use log::{LOG_BURST, LOG_WINDOW};
 
 use crate::{
     fleet::{Certificate, Invite, Refusal, SharedMembership},

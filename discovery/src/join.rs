@@ -1,7 +1,7 @@
 //! Joining a fleet: redeeming an invite with the machine that issued it.
 //!
 //! Needs no swarm, so it works with and without a running agent. What the other side does is in
-//! [`gate`](crate::gate); taking the certificate on is [`Membership::adopt`](crate::fleet::Membership::adopt).
+//! [`gate`]; taking the certificate on is [`Membership::adopt`](crate::fleet::Membership::adopt).
 
 use crate::{
     Identity,
