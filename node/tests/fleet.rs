@@ -58,7 +58,7 @@ fn fleet(place: &Place, file: &Path, names: &[&str], flags: &[&str]) -> Vec<Agen
     root.done(&["fleet", "new", "test"]);
     let uses = (names.len() - 1).to_string();
     let invite = root.done(&["fleet", "invite", "--uses", &uses]);
-    root.done(&["model", "add", file.to_str().unwrap(), "--weights", "f32"]);
+    let model = root.done(&["model", "add", file.to_str().unwrap(), "--weights", "f32"]);
     let mut agents = vec![root];
     for name in &names[1..] {
         let member = place.start(name, flags);
@@ -66,6 +66,9 @@ fn fleet(place: &Place, file: &Path, names: &[&str], flags: &[&str]) -> Vec<Agen
         agents.push(member);
     }
     meet(&agents);
+    for member in &agents[1..] {
+        member.hears_of(&agents[0], &model);
+    }
     agents
 }
 

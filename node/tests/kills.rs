@@ -109,6 +109,7 @@ fn an_agent_killed_while_it_pulls_or_compiles_goes_on_where_it_was() {
     let start = |name: &str| {
         let agent = place.start(name, &flags);
         agent.sees(&[&root]);
+        agent.hears_of(&root, &model);
         agent
     };
 

@@ -3,11 +3,17 @@
 
 mod support;
 
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use skein_engine::{KvType, Numerics, Runtime, StageSpec};
 use skein_pipeline::frame::HiddenType;
 use skein_pipeline::testing::{
-    LineError, Mutation, Outcome, Script, Seeded, SimulatedLine, Timing,
+    LineError, MutatingEngine, Mutation, Outcome, Script, Seeded, SimulatedLine, Timing,
 };
-use skein_pipeline::{FinishReason, Head, HeadConfig, Request, RequestId, Sampling};
+use skein_pipeline::{
+    FinishReason, Head, HeadConfig, Request, RequestId, Sampling, StageConfig, StageRunner,
+};
 use skein_shards::quant::WeightMode;
 use skein_shards::testing::{TinyArch, TinyConfig};
 use support::models::Imported;
@@ -42,6 +48,27 @@ impl Lines {
         }
     }
 
+    fn head(&mut self, stages: usize) -> Head {
+        // A restart within a run takes the next epoch.
+        self.epoch += 10;
+        Head::new(HeadConfig {
+            line: LINE,
+            epoch: self.epoch,
+            stages,
+            blocks: BLOCKS,
+            context: CONTEXT,
+            max_rows: 8,
+            fixed_rows: Some(8),
+            max_in_flight: stages + 1,
+            hidden: if stages == 1 {
+                HiddenType::None
+            } else {
+                HiddenType::F32
+            },
+        })
+        .unwrap()
+    }
+
     /// A line in a new epoch, on the workers of the lines before.
     fn line(&mut self, stages: usize, seed: u64) -> SimulatedLine<Worker> {
         let ranges = self.model.cut(stages as u32);
@@ -57,30 +84,8 @@ impl Lines {
                 workers.push(worker);
             }
         }
-        // A restart within a run takes the next epoch.
-        self.epoch += 10;
-        let head = Head::new(HeadConfig {
-            line: LINE,
-            epoch: self.epoch,
-            stages,
-            blocks: BLOCKS,
-            context: CONTEXT,
-            max_rows: 8,
-            fixed_rows: Some(8),
-            max_in_flight: stages + 1,
-            hidden: if stages == 1 {
-                HiddenType::None
-            } else {
-                HiddenType::F32
-            },
-        })
-        .unwrap();
-        let timing = Timing {
-            seed,
-            service: 5..20,
-            delay: 1..30,
-        };
-        SimulatedLine::new(head, workers.clone(), timing)
+        let workers = workers.clone();
+        SimulatedLine::new(self.head(stages), workers, timing(seed))
     }
 
     fn alone(&mut self, request: &Request) -> Outcome {
@@ -89,6 +94,14 @@ impl Lines {
             ..Script::default()
         };
         self.line(1, 0).run(script).unwrap()
+    }
+}
+
+fn timing(seed: u64) -> Timing {
+    Timing {
+        seed,
+        service: 5..20,
+        delay: 1..30,
     }
 }
 
@@ -166,6 +179,14 @@ fn every_request_to_a_qwen2_gets_the_tokens_it_would_get_alone_on_one_stage() {
     every_request_gets_the_tokens_it_would_get_alone(TinyArch::Qwen2, 6..9);
 }
 
+/// What the property above compares: tokens and, bit by bit, their log-probabilities.
+fn compared(outcome: &Outcome) -> BTreeMap<RequestId, (&[u32], &[f32])> {
+    let answers = outcome.answers.iter();
+    answers
+        .map(|(id, answer)| (*id, (&answer.tokens[..], &answer.logprobs[..])))
+        .collect()
+}
+
 /// Three requests that share steps and blocks' neighbourhoods, hot enough that small changes show.
 fn busy() -> Script {
     let prompt = |seed: u32, length: u32| (0..length).map(|i| (i * 37 + seed) % 280).collect();
@@ -192,7 +213,7 @@ fn busy() -> Script {
 }
 
 #[test]
-fn a_mistake_in_any_frame_is_refused_or_changes_tokens_over_real_workers_too() {
+fn a_mistake_in_any_frame_is_refused_or_shows_over_real_workers_too() {
     let mut lines = Lines::new(TinyArch::Llama);
     for stages in 1..=3 {
         let healthy = lines.line(stages, 0).run(busy()).unwrap();
@@ -206,17 +227,84 @@ fn a_mistake_in_any_frame_is_refused_or_changes_tokens_over_real_workers_too() {
                 let mut line = lines.line(stages, 0).with_mutation(mutation, hop, 6);
                 let run: Result<Outcome, LineError> = line.run(busy());
                 let place = format!("{mutation:?} on hop {hop} of {stages}");
-                match run {
-                    Err(error) => eprintln!("{place}: {error}"),
-                    Ok(outcome) => {
-                        assert!(outcome.mutated, "{place} was never made");
-                        assert_ne!(outcome.tokens(), healthy.tokens(), "{place}");
-                    }
+                if let Ok(outcome) = run {
+                    assert!(outcome.mutated, "{place} was never made");
+                    assert_ne!(compared(&outcome), compared(&healthy), "{place}");
                 }
             }
         }
         // The workers that were led astray are as good as before.
         let again = lines.line(stages, 0).run(busy()).unwrap();
-        assert_eq!(again.tokens(), healthy.tokens());
+        assert_eq!(compared(&again), compared(&healthy));
+    }
+}
+
+/// A stage in this process, so that its engine can be led astray behind the stage's checks.
+fn runner(
+    model: &Imported,
+    layers: std::ops::Range<u32>,
+    mutation: Mutation,
+    healthy: usize,
+) -> StageRunner<MutatingEngine<skein_engine::Stage>> {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    let spec = model.spec(layers.clone(), LINE, BLOCKS);
+    let runtime = RUNTIME.get_or_init(|| Runtime::open(&spec.libs_dir, &spec.cache_dir).unwrap());
+    let engine = runtime
+        .load(&StageSpec {
+            xml: &spec.graph,
+            weights: &spec.weights,
+            device: &spec.device,
+            numerics: Numerics::Exact,
+            blocks: BLOCKS as usize,
+            first: spec.first,
+            last: spec.last,
+            hidden: spec.hidden as usize,
+            vocab: spec.vocab as usize,
+            layers,
+            kv: KvType::default(),
+            threads: Some(1),
+            dynamic_quantization_group: None,
+            inference_precision: None,
+            sliding_windows: spec.sliding_windows.clone(),
+        })
+        .unwrap();
+    let config = StageConfig {
+        line: LINE,
+        blocks: BLOCKS,
+        first: spec.first,
+        hidden: spec.hidden as usize,
+        vocab: spec.vocab as usize,
+        context: CONTEXT,
+    };
+    let engine = MutatingEngine::new(engine, mutation, healthy);
+    StageRunner::new(engine, config, spec.last, true).unwrap()
+}
+
+#[test]
+fn a_mistake_behind_every_check_shows_with_a_real_engine_too() {
+    let mut lines = Lines::new(TinyArch::Llama);
+    for stages in 1..=2 {
+        let healthy = lines.line(stages, 0).run(busy()).unwrap();
+        for mutation in [
+            Mutation::SlotOffByOne,
+            Mutation::PositionOffByOne,
+            Mutation::BlockOffByOne,
+        ] {
+            for wrong in 0..stages {
+                let ranges = lines.model.cut(stages as u32).into_iter().enumerate();
+                let links = ranges.map(|(stage, range)| {
+                    let healthy = if stage == wrong { 12 } else { usize::MAX };
+                    runner(&lines.model, range, mutation, healthy)
+                });
+                let links = links.collect();
+                let mut line = SimulatedLine::new(lines.head(stages), links, timing(0));
+                let run = line.run(busy());
+                let place = format!("{mutation:?} in stage {wrong} of {stages}");
+                assert!(line.links()[wrong].engine().made(), "{place}");
+                if let Ok(outcome) = run {
+                    assert_ne!(compared(&outcome), compared(&healthy), "{place}");
+                }
+            }
+        }
     }
 }

@@ -156,6 +156,19 @@ impl Agent {
         });
     }
 
+    /// Waits until it hears that `peer` holds all of a model.
+    pub fn hears_of(&self, peer: &Agent, model: &Value) {
+        let segments = list(&model["segments"]).len() as u64;
+        self.wait_for("a model of a peer", |agent| {
+            let seen = agent.done(&["peers"]);
+            let peers = list(&seen).iter();
+            let mut held = peers
+                .filter(|one| one["peer"] == peer.peer)
+                .flat_map(|one| list(&one["held"]));
+            held.any(|held| held["model"] == model["id"] && held["segments"] == segments)
+        });
+    }
+
     /// What it wrote to stderr.
     pub fn log(&self) -> String {
         fs::read_to_string(self.home.join("stderr.log")).unwrap_or_default()
