@@ -57,7 +57,7 @@ const MAX_UNANSWERED: usize = 1_024;
 const GOODBYE: Duration = Duration::from_secs(1);
 /// Before a machine nearby that is no member of ours is tried again.
 const STRANGER_WAIT: Duration = Duration::from_secs(300);
-/// Pings in a row without an answer, after which a connection is dead: half a minute, which a busy machine is not
+/// Pings in a row without an answer, after which a connection is dead: some forty seconds, which a busy machine is not
 /// mute for.
 const MAX_UNANSWERED_PINGS: u32 = 2;
 /// Relays that are asked for a reservation behind a NAT.
