@@ -165,7 +165,7 @@ fn requests(agent: &Agent) -> u64 {
 }
 
 /// The head of the lines for `tiny`, once a request runs there.
-fn wait_until_it_runs<'a>(agents: &'a [Agent]) -> &'a Agent {
+fn wait_until_it_runs(agents: &[Agent]) -> &Agent {
     let mut head = None;
     wait_for("a request to run", support::agents::PATIENCE, || {
         head = agents.iter().find(|agent| requests(agent) > 0);
@@ -276,7 +276,7 @@ fn what_no_machine_holds_alone_runs_on_three_and_survives_what_dies() {
     agents.remove(2);
     let (code, refusal) = agents[0].run(&["ask", "tiny", "--ids", "1,2", "--ctx", CTX]);
     assert_ne!(code, 0, "{refusal}");
-    let mut again = vec![&flags[..], &["--bootstrap", &agents[0].address]].concat();
+    let mut again = [&flags[..], &["--bootstrap", &agents[0].address]].concat();
     again.dedup();
     let third = place.start("three", &again);
     agents.push(third);
