@@ -26,8 +26,8 @@ const PROMPT: usize = 16;
 const VARIATIONS: [&str; 9] = [
     "",
     "precision=f32",
+    "precision=f32,kv=f32",
     "kv=bf16",
-    "kv=f32",
     "kv=u8",
     "group=0",
     "group=32",
@@ -249,8 +249,15 @@ impl Bench {
                 if *mode == told.reference && way == first {
                     continue;
                 }
-                let time = self.run(mode, way, &other)?;
-                self.row(mode, way, &reference, &other, time)?;
+                match self.run(mode, way, &other) {
+                    Ok(time) => self.row(mode, way, &reference, &other, time)?,
+                    Err(error) if interrupt::happened() => return Err(error),
+                    // Not every device takes every way, and the rest of a long table should not be lost to that.
+                    Err(error) => {
+                        println!("| {mode} | {} | failed | | | | |", way.columns());
+                        eprintln!("{mode}, {}: {error:#}", way.columns());
+                    }
+                }
             }
         }
         Ok(())
