@@ -76,7 +76,8 @@ pub async fn ask(shared: &Agent, request: AskRequest, events: EventSink) -> Resu
         ))
         .hint("shorten the prompt or give a larger --ctx"));
     }
-    let seed = request.seed.unwrap_or_else(super::random_id);
+    // Below 2^53, so that every JSON reader gives it back as it is.
+    let seed = request.seed.unwrap_or_else(|| super::random_id() >> 11);
     let want = Want {
         model,
         nodes: request.nodes,

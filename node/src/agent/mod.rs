@@ -159,7 +159,7 @@ impl Withdrawn {
 /// A random 64-bit id that is not zero.
 pub fn random_id() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
-    // RandomState is keyed by the system's randomness, afresh for each value.
+    // Keyed by the system's randomness and different each time; a name that does not collide, not a secret.
     RandomState::new().build_hasher().finish().max(1)
 }
 

@@ -159,17 +159,14 @@ pub struct Extra {
     pub until: Until,
 }
 
+/// The home's store; a command that is just using it is waited for.
 async fn open_store(home: &Home, capacity: Option<u64>) -> Result<Store> {
-    let folder = home.store_dir();
-    crate::local::blocking(move || {
-        let store = Store::open(folder).map_err(crate::local::models::store_error)?;
-        store.set_capacity(capacity);
-        for note in store.notes() {
-            tracing::warn!("{note}");
-        }
-        Ok(store)
-    })
-    .await
+    let store = crate::local::open_store(home).await?;
+    store.set_capacity(capacity);
+    for note in store.notes() {
+        tracing::warn!("{note}");
+    }
+    Ok(store)
 }
 
 fn addresses(texts: &[String]) -> Result<Vec<Multiaddr>> {
