@@ -19,8 +19,9 @@ use crate::wire::{self, kind};
 
 /// How often a stage is asked whether it is there.
 pub const PING_EVERY: Duration = Duration::from_secs(3);
-/// A stage that does not answer for this long is lost.
-const SILENCE: Duration = Duration::from_secs(15);
+/// A stage that does not answer for this long is lost. A closed connection tells at once; this is for a machine that
+/// vanished without one, and a busy machine must not be taken for it.
+const SILENCE: Duration = Duration::from_secs(45);
 /// An offer is answered after a look at the manifest, which may have to be fetched first.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Pulling and compiling a large stage on a slow machine.

@@ -128,7 +128,8 @@ async fn reserve(shared: &Arc<Shared>, offer: &Offer) -> Result<Reservation, ToH
     if let Some(reason) = shared.unavailable() {
         return Err(refused(reason, 0));
     }
-    if offer.logits && offer.head != shared.peer && !shared.allow_logits {
+    let tail = offer.stage + 1 == offer.stages;
+    if tail && offer.logits && offer.head != shared.peer && !shared.allow_logits {
         return Err(refused(
             "its owner does not let logits leave the machine (start its agent with --allow-logits)"
                 .into(),
