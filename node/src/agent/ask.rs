@@ -25,6 +25,8 @@ const ADVERTS_ARRIVE: std::time::Duration = std::time::Duration::from_millis(900
 const STARTING: std::time::Duration = std::time::Duration::from_secs(120);
 /// How often they are looked at meanwhile.
 const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_millis(250);
+/// The stages of a line that ended give their memory back, and their machines say so, within this time.
+const MEMORY_RETURNS: std::time::Duration = std::time::Duration::from_secs(6);
 /// Steps of an answer that wait for the one who reads them.
 const STEPS: usize = 256;
 
@@ -338,14 +340,15 @@ async fn route_and_run(
     Err(last.unwrap_or_else(|| Error::failed("no line could be built")))
 }
 
-/// Plans a line. Where there is none, machines that are just starting, this one above all, are given time.
+/// Plans a line. Where there is none, machines that are just starting, this one above all, are given time, and so are
+/// stages of a line that ended to give their memory back.
 async fn plan_when_started(
     shared: &Agent,
     want: &Want,
     manifest: &Manifest,
     events: &EventSink,
 ) -> Result<skein_planner::Plan> {
-    let deadline = tokio::time::Instant::now() + STARTING;
+    let begun = tokio::time::Instant::now();
     let mut told = false;
     loop {
         let starting = lines::starting(shared);
@@ -353,13 +356,13 @@ async fn plan_when_started(
             Ok(plan) => return Ok(plan),
             Err(error) => error,
         };
-        if error.code != Code::DoesNotFit
-            || starting.is_empty()
-            || tokio::time::Instant::now() > deadline
-        {
+        let waited = begun.elapsed();
+        let starts = !starting.is_empty() && waited < STARTING;
+        let returns = waited < MEMORY_RETURNS && lines::memory_returns(shared);
+        if error.code != Code::DoesNotFit || !(starts || returns) {
             return Err(error);
         }
-        if !told {
+        if starts && !told {
             let _ = events.note(format!(
                 "waiting for {}, still starting",
                 starting.join(", ")

@@ -205,6 +205,22 @@ pub async fn release_idle(shared: &Shared) -> bool {
     }
 }
 
+/// Whether more machines have memory set aside than the lines from here account for: stages of a line that ended
+/// still give theirs back.
+pub fn memory_returns(shared: &Shared) -> bool {
+    let running: usize = serving(shared)
+        .iter()
+        .map(|line| line.order.stages.len())
+        .sum();
+    let peers = shared.peers();
+    let adverts = peers.iter().filter(|peer| peer.connected && peer.fresh);
+    let holding = adverts
+        .filter_map(|peer| peer.advert.as_ref())
+        .filter(|advert| advert.body.memory_free < advert.body.memory_cap)
+        .count();
+    holding + usize::from(shared.memory.used() > 0) > running
+}
+
 async fn build_ordered(
     shared: &Agent,
     want: &Want,
