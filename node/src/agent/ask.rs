@@ -331,6 +331,12 @@ async fn route_and_run(
             Err(error) if matches!(error.code, Code::BadInput | Code::Interrupted) => {
                 return Err(error);
             }
+            // An owner's word does not change by asking again.
+            Err(error) if error.code == Code::Refused && want.logits => {
+                return Err(
+                    error.hint("the machine with the last stage must run with --allow-logits")
+                );
+            }
             Err(error) => {
                 let _ = events.note(error.message.clone());
                 last = Some(error);

@@ -30,6 +30,9 @@ const MAX_ASK: usize = 4 << 20;
 /// A message of the head; one chunk of logits is the largest.
 const MAX_SAID: usize = 1 << 20;
 
+/// Why a head is gone, where its stream only ended.
+const CLOSED: &str = "its agent closed the connection";
+
 /// What is asked.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Ask {
@@ -89,10 +92,10 @@ pub async fn ask(
         let (_, body) = match wire::receive_raw(&mut stream, MAX_SAID).await {
             Ok(message) => message,
             // Once tokens were shown, asking again would repeat them.
-            Err(error) if begun => {
+            Err(_) if begun => {
                 let finished = Step::Finished {
                     reason: crate::objects::FinishReason::Error,
-                    message: Some(broke(&error).message),
+                    message: Some(broke(&CLOSED).message),
                     stages: Vec::new(),
                 };
                 steps
@@ -101,7 +104,7 @@ pub async fn ask(
                     .map_err(|_| Error::interrupted())?;
                 return Ok(());
             }
-            Err(error) => return Err(broke(&error)),
+            Err(_) => return Err(broke(&CLOSED)),
         };
         match wire::decode(&body).map_err(|error| broke(&error))? {
             Said::Event(event) => {

@@ -256,6 +256,20 @@ fn lines_of(shared: &Agent) -> Vec<objects::Line> {
     all
 }
 
+/// Where a peer can be reached, each place once: with or without its own id at the end it is the same.
+fn addresses_of(peer: &skein_discovery::PeerEntry) -> Vec<String> {
+    let own = format!("/p2p/{}", peer.peer);
+    let places = peer.addresses.iter().map(|address| {
+        let text = address.to_string();
+        text.strip_suffix(&own).map_or(text.clone(), str::to_owned)
+    });
+    let mut seen = std::collections::BTreeSet::new();
+    places
+        .filter(|place| seen.insert(place.clone()))
+        .map(|place| format!("{place}{own}"))
+        .collect()
+}
+
 fn peer_object(peer: &skein_discovery::PeerEntry) -> objects::Peer {
     let advert = peer.advert.as_ref().map(|advert| &advert.body);
     let state = match advert {
@@ -271,7 +285,7 @@ fn peer_object(peer: &skein_discovery::PeerEntry) -> objects::Peer {
             .map(|advert| advert.reason.clone())
             .filter(|reason| !reason.is_empty()),
         rtt_ms: peer.rtt.map(|rtt| rtt.as_secs_f64() * 1e3),
-        addresses: peer.addresses.iter().map(ToString::to_string).collect(),
+        addresses: addresses_of(peer),
         devices: advert
             .map(|advert| {
                 let devices = advert.devices.iter();

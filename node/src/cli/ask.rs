@@ -43,7 +43,7 @@ pub struct AskArgs {
     #[arg(long, value_name = "1,2,3", conflicts_with_all = ["prompt", "raw"])]
     ids: Option<Ids>,
     /// Most tokens to make
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..), allow_negative_numbers = true)]
     max_tokens: u32,
     /// Go on past the end token
     #[arg(long)]
@@ -52,7 +52,7 @@ pub struct AskArgs {
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     stop: Vec<String>,
     /// 0 always takes the likeliest token; higher is more varied
-    #[arg(long, value_name = "T", default_value = "0", value_parser = values::temperature)]
+    #[arg(long, value_name = "T", default_value = "0", value_parser = values::temperature, allow_negative_numbers = true)]
     temperature: f32,
     /// Sample among the likeliest tokens that make up P (does not exist yet)
     #[arg(long, value_name = "P", value_parser = values::probability)]
