@@ -1,8 +1,9 @@
-//! Four bits a value in groups with a zero point, and the search for each group's scale.
+//! Four bits a value in groups with a zero point.
 //!
-//! For given integers the best scale is a least-squares fit, so a candidate is judged by one pass:
-//! with d = q − z, the error that remains under the best scale is Σx² − (Σxd)²/Σd². Candidates
-//! shrink the group's range step by step and move the zero point by one.
+//! The group's whole range gives the integers, and for those the scale is the least-squares fit
+//! Σxd/Σd² with d = q − z. Clipping the range makes the squared error smaller still and the model
+//! worse: the outliers that it cuts off matter more than they weigh (Qwen2.5-Coder-1.5B in groups
+//! of 128, KL against f32: whole range 0.063, fitted 0.061, clipped and fitted 0.075).
 
 use half::f16;
 use rayon::prelude::*;
@@ -10,8 +11,6 @@ use rayon::prelude::*;
 use super::{Packed, TooLargeForF16, finite_f16, inverse};
 
 const LARGEST: f32 = 15.0;
-/// The ranges tried, as parts of the group's full range. A smaller one clips outliers.
-const SHRINK: [f32; 9] = [1.0, 0.96, 0.92, 0.88, 0.84, 0.80, 0.76, 0.72, 0.68];
 /// Groups that one task takes; even, so that zero points of tasks do not share a byte.
 const TASK_GROUPS: usize = 128;
 
@@ -45,49 +44,22 @@ fn pack_group(values: &[f32], data: &mut [u8]) -> Result<(f16, u8), TooLargeForF
     let (low, high) = values
         .iter()
         .fold((0f32, 0f32), |(l, h), v| (l.min(*v), h.max(*v)));
-    let full = (high - low) / LARGEST;
-    finite_f16(full)?;
-    let mut best = Fit {
-        gain: 0.0,
-        scale: 0.0,
-        zero: 0.0,
-    };
-    if full > 0.0 {
-        let middle = (-low / full).round_ties_even();
-        for zero in [middle, middle - 1.0, middle + 1.0] {
-            if !(0.0..=LARGEST).contains(&zero) {
-                continue;
-            }
-            for shrink in SHRINK {
-                let fit = fit(values, full * shrink, zero);
-                if fit.gain > best.gain {
-                    best = fit;
-                }
-            }
-        }
-        let refined = fit(values, best.scale, best.zero);
-        if refined.gain > best.gain {
-            best = refined;
-        }
+    let mut whole = (high - low) / LARGEST;
+    if finite_f16(whole)? == f16::ZERO {
+        whole = 0.0;
     }
-    let scale = finite_f16(best.scale)?;
+    let zero = (-low * inverse(whole)).round_ties_even();
+    let scale = finite_f16(fitted_scale(values, whole, zero))?;
     let inverse = inverse(scale.to_f32());
     for (byte, pair) in data.iter_mut().zip(values.chunks_exact(2)) {
-        let q = |value: f32| quantise(value, inverse, best.zero) as u8;
+        let q = |value: f32| quantise(value, inverse, zero) as u8;
         *byte = q(pair[0]) | (q(pair[1]) << 4);
     }
-    Ok((scale, best.zero as u8))
+    Ok((scale, zero as u8))
 }
 
-/// How well a range and zero point do with the best scale for the integers that they give.
-struct Fit {
-    /// The part of Σx² that is explained.
-    gain: f32,
-    scale: f32,
-    zero: f32,
-}
-
-fn fit(values: &[f32], scale: f32, zero: f32) -> Fit {
+/// The best scale for the integers that `scale` and `zero` give.
+fn fitted_scale(values: &[f32], scale: f32, zero: f32) -> f32 {
     // Lanes keep the sums independent, so that they are computed side by side.
     const LANES: usize = 8;
     let inverse = inverse(scale);
@@ -100,17 +72,9 @@ fn fit(values: &[f32], scale: f32, zero: f32) -> Fit {
         }
     }
     let (product, square): (f32, f32) = (products.iter().sum(), squares.iter().sum());
-    if square == 0.0 || product <= 0.0 {
-        return Fit {
-            gain: 0.0,
-            scale: 0.0,
-            zero,
-        };
-    }
-    Fit {
-        gain: product * product / square,
-        scale: product / square,
-        zero,
+    match square > 0.0 {
+        true => product / square,
+        false => scale,
     }
 }
 

@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn constant_groups_and_zeros_survive() {
-        for value in [0.0, 1.0, -0.25] {
+        for value in [0.0, 1.0, -0.25, 1e-9, -1e-38, f32::MIN_POSITIVE / 8.0] {
             for storage in [Storage::Int8, Storage::Int4 { group: 32 }] {
                 let packed = pack(storage, 64, &[value; 128]).unwrap();
                 let back = unpack(storage, 64, &packed);
@@ -328,7 +328,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_scale_search_is_never_worse_than_plain_rounding(seed in any::<u64>()) {
+        fn a_fitted_scale_is_never_worse_than_plain_rounding(seed in any::<u64>()) {
             let values = noise(128, seed);
             let storage = Storage::Int4 { group: 128 };
             let packed = pack(storage, 128, &values).unwrap();
