@@ -76,6 +76,9 @@ impl Skein {
 
     /// Starts the agent and waits until it has its devices.
     pub fn start(&self, flags: &[&str]) -> anyhow::Result<Agent> {
+        // It would answer in the new one's place, with other settings.
+        let another = self.call::<Value>(&["status"], SHORT).is_ok();
+        ensure!(!another, "an agent runs in {:?} already", self.home);
         let log = self.home.join("measure.log");
         let stderr = File::create(&log).with_context(|| format!("cannot write {log:?}"))?;
         let mut command = Command::new(&self.program);
