@@ -378,6 +378,16 @@ async fn on_substream<T>(
     open: bool,
     talk: impl AsyncFnOnce(&mut Exchange<'_>) -> Result<T, Cause>,
 ) -> Result<T, Cause> {
+    on_substream_within(TIMEOUT, muxer, open, talk).await
+}
+
+/// As [`on_substream`], with other patience.
+async fn on_substream_within<T>(
+    patience: Duration,
+    muxer: &mut StreamMuxerBox,
+    open: bool,
+    talk: impl AsyncFnOnce(&mut Exchange<'_>) -> Result<T, Cause>,
+) -> Result<T, Cause> {
     let muxer = &Mutex::new(muxer);
     let work = async {
         let substream = poll_fn(|cx| {
@@ -398,7 +408,7 @@ async fn on_substream<T>(
         };
         talk(&mut exchange).await
     };
-    match tokio::time::timeout(TIMEOUT, work).await {
+    match tokio::time::timeout(patience, work).await {
         Ok(outcome) => outcome,
         Err(_) => Err(Refusal::TooSlow.into()),
     }

@@ -154,7 +154,9 @@ async fn connect(identity: &Identity, address: &Multiaddr) -> Connection {
 /// Sends `bytes` as they are on the first substream and reads what comes back.
 async fn utter(identity: &Identity, address: &Multiaddr, bytes: &[u8]) -> Result<Message, Cause> {
     let Connection { mut muxer, .. } = connect(identity, address).await;
-    on_substream(&mut muxer, true, async |exchange| {
+    // More patient than the other side, whose verdict is what a test is about.
+    let patience = TIMEOUT + Duration::from_secs(10);
+    on_substream_within(patience, &mut muxer, true, async |exchange| {
         let substream = &mut exchange.substream;
         driven(exchange.muxer, async {
             substream.write_all(bytes).await?;
@@ -315,7 +317,7 @@ async fn silence_ends(listen: &str) {
     let mut half = PREFACE.to_vec();
     half.extend_from_slice(&[200, 0, 1, 2, 3]);
     let stopping = utter(&hesitant, &root.address, &half);
-    let patience = TIMEOUT + Duration::from_secs(3);
+    let patience = TIMEOUT + Duration::from_secs(8);
     let ((), answer) = tokio::time::timeout(patience, async { tokio::join!(silent, stopping) })
         .await
         .unwrap();
